@@ -1,4 +1,4 @@
-"""Code that runs in worker processes; only it and ``compat`` import torch, transformers or MMF.
+"""Code of worker processes; only this package and ``compat`` import torch, transformers or MMF.
 
-``entry`` is a program.
+The program is ``entry``.
 """

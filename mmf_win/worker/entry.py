@@ -1,8 +1,8 @@
-"""The worker's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
+"""Entry point of a worker: request file → patches → hooks → MMF's ``run`` → outcome file.
 
-Run by :func:`~mmf_win.paths.module_command` with ``<attempt>/request.json``. Under ``spawn``, a DataLoader
-starts helper processes that load rows. Each imports this module as ``__mp_main__`` before it unpickles
-anything of MMF, and so gets the patches and hooks too. Of several ranks, each does all this for itself.
+It is started by :func:`~mmf_win.paths.module_command` with the path of the request file. If the start method
+is ``spawn``, every DataLoader worker imports this module as ``__mp_main__`` before it unpickles objects of
+MMF, and so applies the patches and hooks, too. Each rank of a distributed training does all of this itself.
 """
 
 from __future__ import annotations
@@ -36,29 +36,33 @@ _REQUEST_VARIABLE = "MMFW_REQUEST"
 
 
 def main(request_file: Path) -> int:
-    """Do what the request says and write its outcome; 0 when that is ``ok``."""
+    """Run the attempt of a request file and record its outcome.
+
+    Returns:
+        The exit code: 0 for the outcome ``ok``, else 1.
+    """
     request = AttemptRequest.load(request_file)
     raise_file_limit()
-    with suppress(OSError):  # what trains meets a full disk again, and says so
+    with suppress(OSError):  # a full disk is reported later, by the first checkpoint
         request.write_event("run_started", pid=os.getpid(), **package_versions())
     stop = StopSignal(request.folder.stop_file)
     stop.start_watching(lambda: stopped_outcome(request).record(request))
     task = request.train_task
     limit_threads(task.nproc)
     if task.nproc * task.nnodes > 1:
-        end = launch_ranks(request, request_file, stop, run_rank)
+        outcome = launch_ranks(request, request_file, stop, run_rank)
     else:
         os.environ[_REQUEST_VARIABLE] = str(request_file)
-        end = run_attempt(request, stop)
+        outcome = run_attempt(request, stop)
     stop.defer_stop()
-    end.record(request)
-    code = 0 if end.kind == "ok" else 1
-    exit_immediately(code)
-    return code
+    outcome.record(request)
+    exit_code = 0 if outcome.kind == "ok" else 1
+    exit_immediately(exit_code)
+    return exit_code
 
 
 def run_rank(request_file: str) -> None:
-    """Be one of several ranks; where it fails, say why unless another has, and end at once."""
+    """Run one of several ranks; record a failure unless another rank already has, and exit."""
     request = AttemptRequest.load(Path(request_file))
     os.environ[_REQUEST_VARIABLE] = request_file
     select_local_gpu()
@@ -67,75 +71,84 @@ def run_rank(request_file: str) -> None:
         stop.start_watching(
             lambda: stopped_outcome(request).save_if_absent(request.folder.helper_outcome_file)
         )
-    else:  # it leaves when all do
+    else:  # all ranks stop together
         stop.handle_signals()
-    end = run_attempt(request, stop, lambda: join_process_group(request))
+    outcome = run_attempt(request, stop, lambda: join_process_group(request))
     stop.defer_stop()
-    if end.kind != "ok":
-        end.save_if_absent(request.folder.helper_outcome_file)
+    if outcome.kind != "ok":
+        outcome.save_if_absent(request.folder.helper_outcome_file)
         os._exit(1)
     from torch import distributed
 
     distributed.barrier()
-    distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
+    distributed.destroy_process_group()  # gloo aborts a process that exits while its threads run
 
 
 def stopped_outcome(request: AttemptRequest) -> AttemptOutcome:
-    """The outcome of an attempt that was stopped while nothing held that off."""
-    nothing = ", with nothing new to save" if request.is_training else ""
-    return AttemptOutcome("interrupted", f"stopped{nothing}")
+    """Return the outcome of an attempt that was stopped while it had nothing to save."""
+    suffix = ", nothing new to save" if request.is_training else ""
+    return AttemptOutcome("interrupted", f"stopped{suffix}")
 
 
 def raise_file_limit() -> None:
-    """Let this process and its helpers, which hand batches over as open files, have as many as may be."""
-    if sys.platform != "win32":  # which has no limit
+    """Raise the limit of open files, which workers of a DataLoader need to transfer batches."""
+    if sys.platform != "win32":  # Windows has no such limit
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with suppress(ValueError, OSError):  # macOS has a limit of its own below an infinite one
+        with suppress(ValueError, OSError):  # macOS reports no limit but enforces one
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def exit_immediately(code: int) -> None:
-    """End this process without taking torch and MMF apart, which takes a second and changes nothing.
+def exit_immediately(exit_code: int) -> None:
+    """Exit without the teardown of torch and MMF, which takes a second and has no effect.
 
-    It does nothing where an orderly exit would wait for a thread or another process.
+    Returns normally if a regular exit would wait for a thread or another process.
     """
-    threads = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    if active_children() or not all(thread.daemon for thread in threads):
+    other_threads = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    if active_children() or not all(thread.daemon for thread in other_threads):
         return
-    atexit._run_exitfuncs()  # such as that of Weights & Biases, which uploads the rest
+    atexit._run_exitfuncs()  # for example, Weights & Biases uploads remaining data
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(exit_code)
 
 
 def run_attempt(
     request: AttemptRequest, stop: StopSignal, on_prepared: Callable[[], None] = lambda: None
 ) -> AttemptOutcome:
-    """Do what the request says after ``begin``, and return its outcome, whatever happens."""
-    prepared = False
+    """Run the attempt and return its outcome, whatever happens.
+
+    Args:
+        request: The attempt.
+        stop: The stop signal.
+        on_prepared: Called after MMF is prepared and before it runs.
+
+    Returns:
+        The outcome. If a helper process recorded a failure, its outcome takes precedence.
+    """
+    is_prepared = False
     try:
         trainers = prepare_mmf(request, stop)
-        prepared = True
+        is_prepared = True
         on_prepared()
         with suppress(ChecksFinished):
-            run_mmf(request, stop, trainers)
+            run_mmf(request, trainers)
     except BaseException as error:
-        with suppress(OSError):  # the log may be what has no room
+        with suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
-        end = classify_exception(error, is_prepared=prepared)
-        if end.kind != "interrupted":
+        outcome = classify_exception(error, is_prepared=is_prepared)
+        if outcome.kind != "interrupted":
             with suppress(DataError):
-                # What a helper recorded before it died; this process only sees that it is gone.
+                # This process only sees that the helper has exited.
                 if (cause := AttemptOutcome.load(request.folder.helper_outcome_file)) is not None:
-                    end = replace(cause, during_validation=end.during_validation)
-        return end
+                    outcome = replace(cause, during_validation=outcome.during_validation)
+        return outcome
     return AttemptOutcome("ok")
 
 
 def prepare_mmf(request: AttemptRequest, stop: StopSignal) -> list[Any]:
-    """Make MMF importable and register the hooks; return the list that MMF's trainer will be in."""
+    """Patch MMF, register the hooks and return the list to which MMF's trainer will be added."""
     from mmf_win import compat
     from mmf_win.compat.transformers import forbid_remote_code
 
@@ -150,8 +163,8 @@ def prepare_mmf(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     return trainers
 
 
-def run_mmf(request: AttemptRequest, stop: StopSignal, trainers: list[Any]) -> None:
-    """Call MMF's ``run``, and go on to predict what is asked, or to export the model."""
+def run_mmf(request: AttemptRequest, trainers: list[Any]) -> None:
+    """Call MMF's ``run``, then export or serve the model if the task says so."""
     import torch
     from mmf_cli.run import run as mmf_run
 
@@ -159,11 +172,11 @@ def run_mmf(request: AttemptRequest, stop: StopSignal, trainers: list[Any]) -> N
 
     if request.image_cache_dir is not None:
         evict_if_nearly_full(Path(request.image_cache_dir))
-    predicting, task = not request.is_training, request.task
-    # MMF's own no_grad still counts versions of tensors; no exporter takes those that inference mode makes.
-    with torch.inference_mode(predicting and not isinstance(task, ExportTask)):
+    is_prediction, task = not request.is_training, request.task
+    # Unlike MMF's no_grad, inference mode does not track tensor versions; its tensors cannot be exported.
+    with torch.inference_mode(is_prediction and not isinstance(task, ExportTask)):
         try:
-            mmf_run(write_mmf_options(request), predict=predicting)
+            mmf_run(write_mmf_options(request), predict=is_prediction)
         except (TypeError, RuntimeError) as error:
             _require_model(request.model, error)
             raise
@@ -179,23 +192,26 @@ def run_mmf(request: AttemptRequest, stop: StopSignal, trainers: list[Any]) -> N
 
 
 def _require_model(model: str, error: Exception) -> None:
-    """Say so where the error is MMF's way to tell that no class is registered for the model.
+    """Raise an error with a hint if MMF failed because no class is registered for the model.
 
-    1.0.0rc10 calls None then.
+    MMF 1.0.0rc10 calls ``None`` in this case.
+
+    Raises:
+        UsageError: The model is not registered.
     """
     from mmf.common.registry import registry
 
     frames = traceback.extract_tb(error.__traceback__)
     if frames[-1].name == "build_model" and registry.get_model_class(model) is None:
-        message = f"neither MMF nor code of your own registers a model {model!r}"
-        raise UsageError(message, hint="env.user_dir=FOLDER names code of your own that does") from error
+        message = f"model {model!r} is not registered by MMF or by user code"
+        raise UsageError(message, hint="set env.user_dir=FOLDER to user code that registers it") from error
 
 
 def write_mmf_options(request: AttemptRequest) -> list[str]:
-    """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
+    """Write the configuration of this attempt and return the MMF options that refer to it."""
     config = request.folder.config
     base = config_path(Path(request.mmf_root), request.base_config) if request.base_config else None
-    # An absolute include is taken as it is by every MMF.
+    # Both versions of MMF accept an absolute path.
     includes = {"includes": [escape_interpolation(base)] if base else []}
     write_bytes(config, to_yaml_scalar(includes | request.settings).encode())
     return [
@@ -209,14 +225,14 @@ def write_mmf_options(request: AttemptRequest) -> list[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions that a result depends on."""
+    """Return the versions of the packages that results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"mmfw": __version__, "python": sys.version.split()[0]}
+    versions = {"mmfw": __version__, "python": sys.version.split()[0]}
     for package in ("torch", "transformers", "omegaconf"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 if __name__ == "__main__":

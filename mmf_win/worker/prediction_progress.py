@@ -1,4 +1,4 @@
-"""The progress of predictions while MMF makes them."""
+"""Progress reports while MMF predicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTERVAL_SECONDS = 1.0
 
 
 def report_scoring_progress(observer: Observer) -> None:
-    """Tell ``observer`` of each batch that is scored, and once a second how many rows are predicted."""
+    """Report a heartbeat for each scored batch and, once a second, the number of predicted rows."""
     from mmf.common.test_reporter import TestReporter
 
     @wrap(TestReporter, "prepare_batch")
@@ -42,6 +42,6 @@ def report_scoring_progress(observer: Observer) -> None:
 
 
 def get_single_loader(multi_loader: Any) -> Any:
-    """Return the DataLoader of the one dataset of MMF's own loader, such as a trainer's ``test_loader``."""
+    """Return the only DataLoader of MMF's multi-loader, such as a trainer's ``test_loader``."""
     loaders = multi_loader.loaders
     return next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders))

@@ -1,4 +1,4 @@
-"""How the worker learns of a stop request, and stops immediately while it has nothing to save."""
+"""Detection of stop requests in the worker, and an immediate stop while there is nothing to save."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _POLL_SECONDS = 0.1
 
 
 class StopSignal:
-    """The parent's stop request: a file that exists.
+    """The parent's stop request, which is the existence of a file.
 
-    In the worker a thread looks for it, so that it is honoured at any time: during imports, in a batch that
-    never comes, while predicting. Work that must not be interrupted holds it off. Of several ranks, the first
-    listens; the others check for it when ``asked`` is read.
+    In the worker, a thread watches for the file, so a stop works at any time: during imports, while waiting
+    for a batch, during prediction. Work that must not be interrupted defers the stop. If there are several
+    ranks, only the first one on a machine watches; the others look for the file when they check
+    ``has_noticed_request``.
     """
 
     def __init__(self, file: Path) -> None:
@@ -37,17 +38,20 @@ class StopSignal:
 
     @property
     def has_noticed_request(self) -> bool:
-        """Whether somebody asked; at each update, so a worker that listens looks at no disk for it."""
+        """A known stop request; a process that watches does not access the disk for this check."""
         return self._request_noticed.is_set() if self._is_watching else self._file.exists()
 
     def is_requested(self) -> bool:
-        """Return whether somebody asked, also if the thread that listens has not seen the file yet."""
+        """Return whether a stop was requested, even if the watching thread has not noticed it yet."""
         return self.has_noticed_request or self._file.exists()
 
     def start_watching(self, record_stop: Callable[[], None]) -> None:
-        """Look for the request from now on. A signal counts as one, and so does the parent's death.
+        """Watch for the request in a thread; a stop signal or the parent's death counts as a request.
 
-        The process then ends in another thread, once nothing holds that off; ``record`` is called before.
+        The thread ends the process as soon as the stop is not deferred.
+
+        Args:
+            record_stop: Called before the process ends.
         """
         self._is_watching = True
         self.handle_signals()
@@ -66,43 +70,43 @@ class StopSignal:
         Thread(target=watch, name="mmfw-stop", daemon=True).start()
 
     def handle_signals(self) -> None:
-        """Let a signal that would end this process be a request; its helpers never get one."""
+        """Treat stop signals as stop requests in this process; its helper processes never get them."""
         for number in active_stop_signals():
             signal.signal(number, self._request_stop)
-        if sys.platform != "win32":  # a rank was started as a helper
+        if sys.platform != "win32":  # a rank starts with blocked signals, like a helper
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         shield_helpers()
 
     def defer_stop(self) -> None:
-        """From now on the caller checks for the request itself."""
+        """Keep the watching thread from ending the process; the caller checks for the request."""
         if not self._is_deferred:
             self._lock.acquire()
             self._is_deferred = True
 
     def allow_stop(self) -> None:
-        """There is nothing to save any more."""
+        """Let the watching thread end the process again, because there is nothing left to save."""
         if self._is_deferred:
             self._is_deferred = False
             self._lock.release()
 
     def _request_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         with suppress(OSError):
-            self._file.touch()  # for the processes that do not listen
+            self._file.touch()  # for the processes that do not watch
         self._request_noticed.set()
 
 
 def shield_helpers() -> None:
-    """Start helper processes, such as a DataLoader's workers, from now on so that no stop signal ends them.
+    """Start helper processes, such as DataLoader workers, with blocked stop signals from now on.
 
-    Schedulers and containers send a signal to every process, and this one needs its helpers until it has
-    saved. When it asks one to leave that does not, the helper is killed, since it gets no SIGTERM.
+    Schedulers and containers send a signal to every process, but this process needs its helpers until it has
+    saved. Because helpers do not get SIGTERM, ``terminate`` kills them.
     """
     start: Any = BaseProcess.start
     if hasattr(start, "__wrapped__"):
         return
 
     if sys.platform != "win32":
-        with block_stop_signals():  # once it runs, multiprocessing unblocks none of them
+        with block_stop_signals():  # starting it later would unblock the signals
             resource_tracker.ensure_running()
 
     @wraps(start)

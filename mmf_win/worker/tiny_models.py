@@ -1,6 +1,6 @@
-"""Writes a tiny BERT or CLIP with random weights, in the layout of a model from the Hugging Face Hub.
+"""Tiny BERT and CLIP models with random weights, written in the layout of Hugging Face models.
 
-It installs the patches, and so belongs into a process that ends soon after.
+The functions install the patches, so call them in a process that ends soon after.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from mmf_win.upstream.install import find_mmf
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _START_TOKEN, _END_TOKEN = "<|startoftext|>", "<|endoftext|>"
-_INITIALIZER_FACTOR = 4  # in layers as narrow as these, a signal would fade behind CLIP's own initial weights
+_INITIALIZER_FACTOR = 4  # CLIP's default would make signals vanish in such narrow layers
 
 
 def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> None:
-    """Write config.json, model.safetensors and, when these are complete, vocab.txt into a folder.
+    """Write config.json, model.safetensors and finally vocab.txt, and create the folder if necessary.
 
-    It is made if need be. The tokenizer knows the words, in lower case; ``vocab_size`` has room for them and
-    five more. The seed is that of the weights; sizes are called as by :class:`transformers.BertConfig`.
+    Args:
+        folder: The folder of the model.
+        words: Words that the tokenizer knows, in lower case.
+        seed: Seed of the weights.
+        sizes: Arguments of :class:`transformers.BertConfig`. ``vocab_size`` is at least the words + 5.
     """
     _prepare(folder, seed)
     from transformers import BertConfig, BertForPreTraining
@@ -35,37 +38,45 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
 def write_clip(
     folder: Path, words: Sequence[str], seed: int, text: Mapping[str, int], vision: Mapping[str, int]
 ) -> None:
-    """Write config.json, model.safetensors and, when these are complete, the tokenizer's files into a folder.
+    """Write config.json, model.safetensors and finally the tokenizer, and create the folder if necessary.
 
-    It is made if need be. The words are tokens, in lower case, and letters are those of all others; sizes are
-    called as by :class:`transformers.CLIPTextConfig` and :class:`transformers.CLIPVisionConfig`.
+    Args:
+        folder: The folder of the model.
+        words: Words that become single tokens, in lower case; other words are split.
+        seed: Seed of the weights.
+        text: Arguments of :class:`transformers.CLIPTextConfig`.
+        vision: Arguments of :class:`transformers.CLIPVisionConfig`.
     """
     _prepare(folder, seed)
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizerFast
     from transformers.models.clip.tokenization_clip import bytes_to_unicode
 
     letters = bytes_to_unicode()
-    spelt = ["".join(letters[byte] for byte in word.encode()) for word in words]
-    # Each word grows from its first letter to its end, which </w> marks.
-    grown = [list(accumulate([*word[:-1], f"{word[-1]}</w>"])) for word in spelt]
+    spelled_words = ["".join(letters[byte] for byte in word.encode()) for word in words]
+    # All prefixes of each word; </w> marks the end of a word.
+    prefixes = [list(accumulate([*word[:-1], f"{word[-1]}</w>"])) for word in spelled_words]
     merges = dict.fromkeys(
-        (begun, longer.removeprefix(begun)) for each in grown for begun, longer in pairwise(each)
+        (prefix, longer.removeprefix(prefix))
+        for word_prefixes in prefixes
+        for prefix, longer in pairwise(word_prefixes)
     )
-    known = [
+    vocabulary_tokens = [
         *letters.values(),
         *(f"{letter}</w>" for letter in letters.values()),
         *("".join(pair) for pair in merges),
     ]
-    tokens = [*dict.fromkeys(known), _START_TOKEN, _END_TOKEN]
+    tokens = [*dict.fromkeys(vocabulary_tokens), _START_TOKEN, _END_TOKEN]
     ids = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1, "pad_token_id": len(tokens) - 1}
-    of_text: dict[str, Any] = {
+    text_config: dict[str, Any] = {
         **text,
         **ids,
         "vocab_size": len(tokens),
         "initializer_factor": _INITIALIZER_FACTOR,
     }
     config = CLIPConfig(
-        of_text, {**vision, "initializer_factor": _INITIALIZER_FACTOR}, initializer_factor=_INITIALIZER_FACTOR
+        text_config,
+        {**vision, "initializer_factor": _INITIALIZER_FACTOR},
+        initializer_factor=_INITIALIZER_FACTOR,
     )
     CLIPModel(config).save_pretrained(folder)
     vocabulary, rules = folder / "vocab.json", folder / "merges.txt"
@@ -75,10 +86,12 @@ def write_clip(
 
 
 def _prepare(folder: Path, seed: int) -> None:
-    """Make the folder, and make the weights depend on the seed alone."""
+    """Create the folder, apply the patches and seed torch."""
     compat.install(find_mmf().root)  # torchvision may have been built for another torch
     import torch
 
     torch.manual_seed(seed)
-    folder.parent.mkdir(parents=True, exist_ok=True)  # names a file in its place on every system
+    folder.parent.mkdir(
+        parents=True, exist_ok=True
+    )  # raises the same error on every system if a file is in its place
     folder.mkdir(exist_ok=True)

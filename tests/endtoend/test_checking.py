@@ -104,13 +104,13 @@ FAULTS = {
     "single score": ("error", "scores", "shape (4, 1), not (4, 2)"),
     "batch": ("error", "rows", "the first row's scores differ by"),
     "dropout": ("error", "rows", "evaluated twice, scores differ by"),
-    "no image": ("warning", "modalities", "with the image of another row, all scores stay the same"),
+    "no image": ("warning", "modalities", "all scores stay the same with the image of another row"),
     "stuck": (
         "error",
         "one batch",
-        "at the run's rate of 0.01 the least loss is 0.69, and at none below 0.6",
+        "the lowest loss is 0.69 at the run's learning rate of 0.01, and not below 0.6",
     ),
-    "no time": ("note", "one batch", "skipped: it takes about"),
+    "no time": ("note", "one batch", "skipped: would take about"),
 }
 
 
@@ -213,7 +213,7 @@ def test_words_that_the_vocabulary_lacks_and_texts_that_are_cut_are_counted(tool
         if each["check"] == "texts"
     )
     assert found["verdict"] == "warning" and found["advice"]
-    assert found["text"] == "14 of 14 texts are cut after 4 tokens; 26.0 % are unknown"
+    assert found["text"] == "14 of 14 texts are truncated to 4 tokens; 26.0 % of all tokens are unknown"
     assert len(found["memes"]) == 14
 
 

@@ -81,7 +81,7 @@ def test_a_tensor_of_another_shape_is_named(tool: Tool) -> None:
     file = tool.get_trained_run("visual_bert").checkpoints / "best.ckpt"
     mapping = {"model.bert.embeddings.word_embeddings": "model.bert.embeddings.position_embeddings"}
     assert tool.run_for_exit_code("train", from_pretrained(tool, file, mapping), "--updates", "1") == 3
-    assert f"{file}: model.bert.embeddings.position_embeddings.weight has the shape" in tool.errors
+    assert f"{file}: model.bert.embeddings.position_embeddings.weight has shape" in tool.errors
 
 
 def test_a_model_that_reads_a_file_while_it_is_built_needs_trust_as_a_checkpoint_does(

@@ -126,7 +126,7 @@ def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
     run = tool.get_trained_run("vilbert")
     weights = f"checkpoint.resume_file={run.checkpoints / 'current.ckpt'}"
     assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--profile", "6", weights) == 2
-    assert "training did not begin at update 0" in tool.errors
+    assert "training did not start at update 0" in tool.errors
 
 
 def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:

@@ -112,7 +112,7 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}, which is saved\nresume with: mmfw train" in somebody.read
+    assert f"stopped at update {updates}; checkpoint saved\nresume with: mmfw train" in somebody.read
     assert "--resume last" in somebody.read and "error" not in somebody.read
     assert run_state(run) == "interrupted"
     goes_on(tool, run)
@@ -302,7 +302,7 @@ def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, wo
         signal_process_tree(somebody.process.pid, getattr(signal, name))
         assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}, which is saved" in somebody.read
+    assert f"stopped at update {updates}; checkpoint saved" in somebody.read
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
 
 

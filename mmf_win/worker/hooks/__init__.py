@@ -1,7 +1,7 @@
-"""What mmfw adds inside a run: events, the stop file, and a guard against weights left unset.
+"""Hooks that mmfw adds to MMF: events, stop requests, safe checkpoints and checks of loaded weights.
 
-1.0.0rc10 knows no callbacks, so there a trainer is registered; later versions get a callback. Both are thin
-and share a :class:`~mmf_win.worker.hooks.session.TrainingSession`, which reports what they see.
+MMF 1.0.0rc10 has no callbacks, so a trainer is registered there; later versions get a callback. Both are thin
+adapters around a :class:`~mmf_win.worker.hooks.session.TrainingSession`, which writes the reports.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mmf_win.worker.stop_signal import StopSignal
 
 
 def register(request: AttemptRequest, stop: StopSignal) -> list[Any]:
-    """Register the hooks in this process and return the list that MMF's trainer will be in."""
+    """Register the hooks in this process and return the list to which MMF's trainer will be added."""
     observer, trainers = Observer(request, stop), list[Any]()
     version = read_version(Path(request.mmf_root))
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
     if request.is_training:
-        timed = (*TIMED_METHODS, *hooks.TIMED_METHODS)
+        timed_methods = (*TIMED_METHODS, *hooks.TIMED_METHODS)
         observer.phase_timer.time_methods(
-            each for each in timed if request.profile_updates or each[2] == "data"
+            method for method in timed_methods if request.profile_updates or method[2] == "data"
         )
         stop_when_batches_stall(observer)
     weight_loading.count_loaded_tensors(observer)

@@ -1,9 +1,9 @@
-"""A batch in parts that fit into memory, with the gradients of the undivided batch.
+"""Splitting of batches into micro-batches that fit into memory, with the gradients of the whole batch.
 
-The DataLoader still yields whole batches, so that epochs, updates, the order of the rows and the
-learning-rate schedule are those of the undivided run. Each part's loss is weighted by its share of the rows,
-and the gradients add up: to floating-point accuracy they are the batch's own, for every layer that treats its
-rows one by one. (Batch normalization does not: while it trains, it sees the part's statistics.)
+The DataLoader still yields whole batches, so epochs, updates, the row order and the learning-rate schedule
+are unchanged. The loss of each part is weighted by its share of the rows, and the gradients are summed. Up to
+floating-point accuracy they equal the gradients of the whole batch for every layer that processes rows
+independently (batch normalization in training mode does not: it uses the statistics of a part).
 """
 
 from __future__ import annotations
@@ -22,22 +22,29 @@ from mmf_win.compat.patch import wrap
 
 
 def split_batch(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[float, SampleList]]:
-    """The parts of a batch, each with its share of ``weight``; tensors are views, nothing is copied.
+    """Split a batch into as few parts of nearly equal size as possible.
 
-    They have at most ``limit`` rows and are as few and as equal as can be, because a last part of a row or
-    two makes layers fail that need several.
+    The sizes are nearly equal, because some layers fail with a last part of one or two rows.
+
+    Args:
+        batch: The batch.
+        limit: Maximum rows of a part.
+        weight: The weight of the whole batch.
+
+    Returns:
+        The parts, each with its share of ``weight``; their tensors are views of the batch.
     """
     rows = batch.get_batch_size()
-    parts = max(1, math.ceil(rows / limit))
-    if parts == 1:
+    part_count = max(1, math.ceil(rows / limit))
+    if part_count == 1:
         return [(weight, batch)]
-    ends = pairwise(rows * number // parts for number in range(parts + 1))
-    wanted = [(weight * (end - start) / rows, slice(start, end)) for start, end in ends]
-    return [(share, select_rows(batch, each, rows)) for share, each in wanted]
+    ends = pairwise(rows * number // part_count for number in range(part_count + 1))
+    shares_and_slices = [(weight * (end - start) / rows, slice(start, end)) for start, end in ends]
+    return [(share, select_rows(batch, part, rows)) for share, part in shares_and_slices]
 
 
 def select_rows(value: Any, selection: slice, rows: int) -> Any:
-    """``wanted`` of each thing in ``value`` that has one entry a row; all else as it is."""
+    """Return ``value`` with ``selection`` applied to each entry that has one item per row."""
     if isinstance(value, Mapping):
         part = SampleList()
         for key, entry in value.items():
@@ -53,37 +60,40 @@ def accumulate_gradients(
     step: Callable[[float, SampleList], Any],
     fields: Iterable[str],
 ) -> Any:
-    """Make the gradients of a batch part by part, and return its report: the first part's, with all rows.
+    """Compute the gradients of a batch part by part.
 
     Args:
-        model: the outermost module; its ranks exchange gradients only with the last part.
-        parts: as :func:`split_batch` has them.
-        step: makes a part's gradients, and returns its report with losses weighted by its share.
-        fields: what metrics are computed from; the parts' are joined, row by row.
+        model: The outermost module; its ranks exchange gradients only during the last part.
+        parts: The result of :func:`split_batch`.
+        step: Computes the gradients of a part and returns its report, with losses weighted by its share.
+        fields: Report fields from which metrics are computed.
+
+    Returns:
+        The report of the first part with summed losses and with ``fields`` joined over all rows.
     """
     report: Any = None
     no_sync = getattr(model, "no_sync", nullcontext)
     for number, (share, rows) in enumerate(parts, start=1):
-        last = number == len(parts)
-        with nullcontext() if last else no_sync():
-            part = step(share, rows)
+        is_last = number == len(parts)
+        with nullcontext() if is_last else no_sync():
+            part_report = step(share, rows)
         if report is None:
-            report = part
+            report = part_report
         else:
             for key in fields:
-                if key in report and key in part:
+                if key in report and key in part_report:
                     report[key] = _join_outputs(
-                        [report[key], part[key]], [report.batch_size, part.batch_size]
+                        [report[key], part_report[key]], [report.batch_size, part_report.batch_size]
                     )
-            for key, loss in part.losses.items():
+            for key, loss in part_report.losses.items():
                 report.losses[key] = report.losses[key] + loss if key in report.losses else loss
-            report.batch_size += part.batch_size
-        del part  # the next one needs its memory
+            report.batch_size += part_report.batch_size
+        del part_report  # frees memory for the next part
     return report
 
 
 def limit_eval_batch(model: nn.Module, limit: int | None) -> None:
-    """Let the outermost module score at most ``limit`` rows in one pass; None for the whole batch."""
+    """Make the outermost module score at most ``limit`` rows per pass; ``None`` means no limit."""
     if limit is None:
         return
 
@@ -97,7 +107,7 @@ def limit_eval_batch(model: nn.Module, limit: int | None) -> None:
 
 
 def _join_outputs(values: Sequence[Any], rows: Sequence[int]) -> Any:
-    """One output from those of the parts, which have ``rows``; what has no entry a row is the first's."""
+    """Join the outputs of parts with ``rows`` rows; values without one entry per row are the first's."""
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _join_outputs([value[key] for value in values], rows) for key in first}

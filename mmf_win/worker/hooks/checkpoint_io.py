@@ -1,9 +1,10 @@
-"""Reading and writing torch's files.
+"""Input and output of torch files.
 
-MMF writes each checkpoint up to three times, straight to its final names. Here the first name gets the bytes,
-under a temporary name at first, and the others become hard links to it, or copies where there are none.
+MMF writes each checkpoint up to three times, directly to its final names. Here the content is written once,
+to a temporary file that is renamed; the other names become hard links to it, or copies where hard links are
+not supported.
 
-A pickle can run any code, so files are read as tensors and plain values only, unless the user trusts a file.
+A pickle can run arbitrary code, so only tensors and plain values are read unless the user trusts the file.
 """
 
 from __future__ import annotations
@@ -28,43 +29,44 @@ from mmf_win.files import atomic_replace, free_space, link_or_copy
 from mmf_win.integrity import torch_file
 from mmf_win.worker.outcome import UntrustedCheckpointError
 
-# The real ones, whatever replaces them while MMF loads and saves.
+# The original functions, which are replaced while MMF loads and saves.
 _torch_load, _torch_save = torch.load, torch.save
 _REFUSED_CLASS = re.compile(r"(?i)unsupported (?:global:? GLOBAL|class|operand) ([\w.]+)")
 _PROTOCOL_BY_OPCODE = {str(ord(operand.code)): operand.proto for operand in pickletools.opcodes}
-_DAMAGE_MESSAGES = (
-    "unexpected EOF",
-    "PytorchStreamReader",
-)  # what torch says in errors of no kind of its own
-_OVERHEAD_BYTES = (
-    4 << 20
-)  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
-_MIN_FREE_BYTES = 1 << 20  # with less than this left, a write failed because the disk is full
+_DAMAGE_MESSAGES = ("unexpected EOF", "PytorchStreamReader")  # messages of torch's plain RuntimeErrors
+_OVERHEAD_BYTES = 4 << 20  # besides tensors: MMF's configuration, the zip's directory and padding
+_MIN_FREE_BYTES = 1 << 20  # a write that failed with less free space failed because the disk is full
 
 
 def make_torch_load(*, trust: bool, use_mmap: bool = False) -> Callable[..., Any]:
-    """A ``torch.load`` that reads plain values only, or with ``trust`` whatever the file holds.
+    """Return a replacement of ``torch.load`` that reads plain values only, unless the file is trusted.
 
-    With ``mapped`` it reads only what is used, such as the weights, which may be a third of the file. On
-    Windows it cannot be replaced meanwhile.
+    Args:
+        trust: Load any class, which may run code.
+        use_mmap: Read only the parts that are used, such as the weights, which may be a third of the file. On
+            Windows, the file cannot be replaced while it is mapped.
+
+    Returns:
+        A function with the arguments of ``torch.load``. It raises ``CheckpointError`` for a damaged file and
+        ``UntrustedCheckpointError`` for one with other classes.
     """
 
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", file))
-        if use_mmap and name.isprintable() and is_zipfile(name):  # torch takes no name that is not Unicode
-            # MMF names the GPU, to which torch would bring all of the file, the optimizer's state included.
+        if use_mmap and name.isprintable() and is_zipfile(name):  # torch only maps files with Unicode names
+            # MMF passes the GPU as map_location, which would copy the whole file to it.
             file, kwargs = name, {**kwargs, "mmap": True, "map_location": "cpu"}
         try:
             return _torch_load(file, *args, **{**kwargs, "weights_only": not trust})
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # whatever a truncated file leads to, or a class that is gone
-            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGE_MESSAGES):
+        except Exception as error:  # a truncated file or a class that does not exist any more
+            if isinstance(error, RuntimeError) and not any(text in str(error) for text in _DAMAGE_MESSAGES):
                 raise
             if not trust and (refused := _REFUSED_CLASS.search(str(error))):
                 if (protocol := _PROTOCOL_BY_OPCODE.get(refused[1], 0)) > 2:
                     raise _pickle_protocol_error(protocol, name) from error
-                message = f"{name} holds {refused[1]}, and loading that could run any code"
+                message = f"{name} contains {refused[1]}; loading it could run arbitrary code"
                 raise UntrustedCheckpointError(message) from error
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
@@ -73,18 +75,23 @@ def make_torch_load(*, trust: bool, use_mmap: bool = False) -> Callable[..., Any
 
 
 def _pickle_protocol_error(protocol: int, name: str) -> CheckpointError:
-    """Return the error that torch reads no file of a pickle protocol safely, and how to save it again."""
-    new = str(Path(name).with_suffix(".protocol2.pth"))
-    code = f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {new!r})"
-    again = f"`{format_command(sys.executable, '-c', code)}` saves it again; then name {new}"
-    saved = f"{name} is saved with pickle protocol {'4 or 5' if protocol == 4 else protocol}"
-    message = f"{saved}, and without running code from a file torch reads only protocol 2"
-    return CheckpointError(message, hint=f"if you trust where it comes from, {again}")
+    """Return the error for a pickle protocol that torch cannot read safely; its hint converts the file."""
+    target = str(Path(name).with_suffix(".protocol2.pth"))
+    code = (
+        f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {target!r})"
+    )
+    command = format_command(sys.executable, "-c", code)
+    message = (
+        f"{name} uses pickle protocol {'4 or 5' if protocol == 4 else protocol}; without running code from "
+        "the file, torch only reads protocol 2"
+    )
+    hint = f"if you trust its source, run `{command}` to convert it, then use {target}"
+    return CheckpointError(message, hint=hint)
 
 
 @contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside the block, the attribute ``name`` of ``owner`` is ``value``."""
+    """Replace an attribute of an object inside the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -94,7 +101,7 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _HashingWriter(io.BufferedWriter):
-    """A file that hashes what is written, which torch does in order; to read 700 MB again takes longer."""
+    """File that hashes what torch writes in order, which is faster than reading 700 MB again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.open("wb", buffering=0))
@@ -106,10 +113,10 @@ class _HashingWriter(io.BufferedWriter):
 
 
 class CheckpointWriter:
-    """Writes one value under one or more names.
+    """Writer of one value under one or more names.
 
     Attributes:
-        sha256: of the bytes that were written, by which a prediction is later known to be of them.
+        sha256: SHA-256 of the written bytes, which identifies the checkpoint of a prediction.
     """
 
     def __init__(self) -> None:
@@ -117,10 +124,11 @@ class CheckpointWriter:
         self.sha256 = ""
 
     def __call__(self, value: Any, path: Path) -> None:
-        """Put ``value`` at ``path``, which is either the old file or the complete new one at any time.
+        """Write ``value`` to ``path``, which is either the old or the complete new file at any time.
 
-        Raises ResourceError where there is too little space, and nothing is left of the new file, and
-        CheckpointError where what was written cannot be read back.
+        Raises:
+            ResourceError: There is too little disk space; nothing of the new file remains.
+            CheckpointError: The written file cannot be read back.
         """
         if self._written_path is not None:
             link_or_copy(self._written_path, path)
@@ -131,26 +139,36 @@ class CheckpointWriter:
                 file.flush()
                 os.fsync(file.fileno())
             if damage := torch_file.find_problem(temporary):
-                raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
+                raise CheckpointError(
+                    f"{path}: damaged while being written ({damage})", hint="check the disk"
+                )
             self.sha256 = file.hash.hexdigest()
         self._written_path = path
 
 
 @contextmanager
 def require_disk_space(path: Path, value: Any, description: str, copies: int = 1) -> Iterator[None]:
-    """Raise ResourceError where the disk has too little space for the tensors in ``value``.
+    """Raise an error if there is too little disk space for the tensors in ``value``.
+
+    This is checked before the block and if the block fails.
 
     Args:
-        path: the file that the block writes.
-        what: the file, as the message calls it.
-        times: how often the tensors are written.
+        path: The file that the block writes.
+        value: Nested containers with the tensors.
+        description: The kind of file as named in the message, such as "a checkpoint".
+        copies: How often the tensors are written.
+
+    Raises:
+        ResourceError: There is too little space.
+        OSError: The block failed for another reason, which torch hides when it closes the file.
+        RuntimeError: The block failed for another reason.
     """
     needed = copies * (tensor_bytes(value) + _OVERHEAD_BYTES)
 
-    def require_free(least: int) -> None:
+    def require_free(min_bytes: int) -> None:
         free = free_space(path.parent)
-        if free is not None and free < least:
-            sizes = f"needs {format_size(needed)} of disk space, and {format_size(free)} are free"
+        if free is not None and free < min_bytes:
+            sizes = f"needs {format_size(needed)} of disk space, but only {format_size(free)} are free"
             raise ResourceError(f"{path}: {description} {sizes}")
 
     require_free(needed)
@@ -158,19 +176,19 @@ def require_disk_space(path: Path, value: Any, description: str, copies: int = 1
         yield
     except (OSError, RuntimeError) as error:
         require_free(_MIN_FREE_BYTES)
-        if isinstance(error.__context__, OSError):  # torch, closing the file, hides why it cannot
+        if isinstance(error.__context__, OSError):  # torch hides the cause when it closes the file
             raise error.__context__ from None
         raise
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of all storages in nested containers, each counted once, as torch saves them."""
+    """Return the total bytes of all storages in nested containers; shared storages count once."""
     storages = (tensor.untyped_storage() for tensor in iter_tensors(value))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested containers."""
+    """Yield all tensors in nested containers."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):

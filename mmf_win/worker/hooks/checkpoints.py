@@ -1,9 +1,8 @@
-"""MMF's checkpoint object, with safe writes, and with more of what a run needs to resume.
+"""MMF's checkpoint object with safe writes and with everything that a run needs to resume.
 
-MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
-intact at every moment, the removal of old ones, and what a
-:class:`~mmf_win.worker.hooks.resume_state.ResumeState` holds. After resuming, the best validation is what
-it was.
+MMF decides when to save and what a file contains of the model. mmfw writes once instead of three times, keeps
+every file intact at any time, removes old files and adds the content of a
+:class:`~mmf_win.worker.hooks.resume_state.ResumeState`. After resuming, the best validation is unchanged.
 """
 
 from __future__ import annotations
@@ -36,11 +35,15 @@ from mmf_win.worker.hooks.resume_state import ResumeState
 from mmf_win.worker.hooks.weight_loading import count_copied_tensors
 from mmf_win.worker.outcome import DivergedError
 
-_SCALER_KEY = "fp16_scaler"  # of MMF 1.0.0rc12
+_SCALER_KEY = "fp16_scaler"  # used by MMF 1.0.0rc12
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
-    """Saves safely, and resumes with all that was saved: ``resume_state``, which is None in a prediction."""
+    """Checkpoint object that writes safely and restores everything that it saved.
+
+    Attributes:
+        resume_state: The additional state; ``None`` in a prediction.
+    """
 
     def __init__(self, observer: Observer, trainer: Any) -> None:
         super().__init__(trainer)
@@ -48,19 +51,20 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._folder = Path(self.ckpt_foldername)
         self._loaded_state: dict[str, Any] = {}
         self._is_starting = False
-        self._observer.weights_source = self.config.checkpoint.resume_zoo  # unless another file is loaded
+        self._observer.weights_source = self.config.checkpoint.resume_zoo  # replaced if a file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.is_training:
             self.resume_state = ResumeState(trainer, observer.phase_timer)
-            if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
+            if self._observer.is_main:  # only one process trains a run, so these are from a killed worker
                 for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
                     remove(partial)
 
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
-        """Save as MMF does, but write once, and remove older files when the new one is in place.
+        """Save as MMF does, but write once, and remove older files after the new one is in place.
 
-        Raises Diverged where the weights are no longer finite; the older files stay.
+        Raises:
+            DivergedError: The weights are not finite; the older files stay.
         """
         with self._observer.phase_timer.time_phase("checkpoint"):
             require_finite_weights(self.trainer.model, update)
@@ -80,58 +84,62 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
                 self._remove_old_checkpoints(update)
 
     def finalize(self) -> None:
-        """Write the weights alone, at the end of training."""
+        """Write the weights alone at the end of training."""
         with _redirect_saving(CheckpointWriter()):
             super().finalize()
 
     def load_state_dict(self) -> None:
-        """Load what the configuration names, and restore what MMF leaves out."""
+        """Load the file that the configuration names, and restore what MMF omits.
+
+        Raises:
+            CheckpointError: The file does not match the model.
+            RuntimeError: Another error of torch.
+        """
         self._is_starting = True
         try:
             super().load_state_dict()
-        except RuntimeError as error:  # torch's own, such as that of a size mismatch
+        except RuntimeError as error:  # for example a size mismatch
             if "state_dict" not in str(error):
                 raise
             reason = " ".join(str(error).split())
-            message = f"{self._observer.weights_source}: it does not fit the model: {reason}"
-            raise CheckpointError(message, hint="name weights of this very model") from error
+            message = f"{self._observer.weights_source}: does not match the model ({reason})"
+            raise CheckpointError(message, hint="use weights of the same model and configuration") from error
         self._is_starting = False
         loaded, self._loaded_state = self._loaded_state, {}
-        counted = self.trainer.num_updates
-        if self.resume_state is None or not counted or loaded.get("num_updates") != counted:
+        update = self.trainer.num_updates
+        if self.resume_state is None or not update or loaded.get("num_updates") != update:
             return
         self._restore_best()
         if STATE_KEY in loaded and not self.resume_state.load_state_dict(loaded[STATE_KEY]):
-            self._observer.write_event(
-                "note", text="the training rows have changed; their order is drawn again"
-            )
+            text = "training rows changed since the checkpoint; row order is reshuffled"
+            self._observer.write_event("note", text=text)
 
     def restore(self) -> None:
-        """Put the best checkpoint back, which is this run's own and needs no trust."""
+        """Restore the best checkpoint, which this run wrote, so it needs no trust."""
         with replace_attribute(torch, "load", make_torch_load(trust=False)):
             super().restore()
 
     def _load_pretrained(self, ckpt: Mapping[str, Any]) -> None:
-        with count_copied_tensors(self._observer, self.trainer.model, ckpt) as counted:
-            super()._load_pretrained(counted)
+        with count_copied_tensors(self._observer, self.trainer.model, ckpt) as weights:
+            super()._load_pretrained(weights)
 
     def _torch_load(self, file: Any) -> Any:
         self._observer.weights_source = file
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
-            raise CheckpointError(f"{file}: it holds no weights of a model")
+            raise CheckpointError(f"{file}: contains no model weights")
         if self._is_starting and self._observer.request.train_task.only_weights:
-            # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
+            # In 1.0.0rc10, MMF's reset settings do not cover everything else.
             loaded = {"model": loaded.get("model", loaded)}
-        if not loaded.get(_SCALER_KEY, True):  # of a run in another precision, and torch refuses it
+        if not loaded.get(_SCALER_KEY, True):  # torch rejects the empty state of another precision
             loaded = {key: value for key, value in loaded.items() if key != _SCALER_KEY}
         self._loaded_state = loaded
         return loaded
 
     def _require_all_weights(self, model: nn.Module) -> None:
-        """Let the model refuse a file that leaves a parameter unset.
+        """Make the model reject a file in which parameters are missing.
 
-        MMF loads with ``strict=False``, and would evaluate a model with a random head as if it were trained.
+        MMF loads with ``strict=False`` and would evaluate a model with a random head as if it were trained.
         """
 
         def refuse_missing(module: nn.Module, keys: Any) -> None:
@@ -141,48 +149,52 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
                 raise CheckpointError(
                     f"{self._observer.weights_source}: the checkpoint lacks {len(missing)} of the model's "
                     f"{len(parameters)} parameters ({summarize_list(missing)})",
-                    hint="name a checkpoint of this very model and configuration",
+                    hint="use a checkpoint of the same model and configuration",
                 )
 
         model.register_load_state_dict_post_hook(refuse_missing)  # type: ignore[no-untyped-call]
 
     def _restore_best(self) -> None:
-        """Restore the best validation from the best checkpoint; without one, the next is the best."""
-        callback = getattr(self.trainer, "early_stop_callback", None)  # of 1.0.0rc12
+        """Restore the best validation from the best checkpoint; without one, any result is an improvement."""
+        callback = getattr(self.trainer, "early_stop_callback", None)  # in 1.0.0rc12
         stopping = self.trainer.early_stopping if callback is None else callback.early_stopping
         best = self._folder / f"{self.ckpt_prefix}best.ckpt"
-        known = read_checkpoint_progress(best) if torch_file.find_problem(best) is None else None
+        progress = read_checkpoint_progress(best) if torch_file.find_problem(best) is None else None
         worst = math.inf if stopping.minimize else -math.inf
-        stopping.best_monitored_update = known.best_update if known else 0
-        stopping.best_monitored_iteration = known.best_iteration if known else 0
-        stopping.best_monitored_value = known.best_value if known else worst
+        stopping.best_monitored_update = progress.best_update if progress else 0
+        stopping.best_monitored_iteration = progress.best_iteration if progress else 0
+        stopping.best_monitored_value = progress.best_value if progress else worst
 
     def _remove_old_checkpoints(self, update: int) -> None:
         older = [
             path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"
         ]
-        passed = [
-            path for path, reached in find_superseded_checkpoints(self._folder).items() if reached < update
+        superseded = [
+            path
+            for path, saved_update in find_superseded_checkpoints(self._folder).items()
+            if saved_update < update
         ]
-        for path in (*older[self._observer.request.train_task.keep_checkpoints :], *passed):
-            with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
+        for path in (*older[self._observer.request.train_task.keep_checkpoints :], *superseded):
+            with suppress(OSError):  # on Windows, a file may be in use; the next save tries again
                 path.unlink()
 
 
 @contextmanager
 def _redirect_saving(write: Callable[[Any, Path], None]) -> Iterator[None]:
-    """Let MMF hand what it would save to ``write`` instead, with the name it would save it under."""
-    # 1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
+    """Make MMF pass what it would save, and the path, to ``write``."""
+    # 1.0.0rc12 opens the file before it saves, which would truncate an existing file.
     saved = replace_attribute(torch, "save", lambda value, target: write(value, Path(target)))
-    opened = replace_attribute(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
+    opened = replace_attribute(checkpoint, "open_if_main", lambda path, _mode: nullcontext(path))
     with saved, opened if hasattr(checkpoint, "open_if_main") else nullcontext():
         yield
 
 
 def require_finite_weights(model: nn.Module, update: int) -> None:
-    """Raise Diverged where weights are not finite; a gradient may overflow where the loss does not."""
+    """Check that all weights are finite; a gradient may overflow even if the loss does not.
+
+    Raises:
+        DivergedError: Some weights are not finite.
+    """
     if bad := find_nonfinite(model.named_parameters()):
-        message = (
-            f"after update {update} the weights are not finite any more ({summarize_list(bad)}); not saved"
-        )
+        message = f"the weights are not finite after update {update} ({summarize_list(bad)}); not saved"
         raise DivergedError(message, update, "weights", bad_parameters=bad)

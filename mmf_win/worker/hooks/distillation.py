@@ -1,4 +1,4 @@
-"""Distillation: a student learns from a teacher's probabilities beside the labels.
+"""Knowledge distillation: a student learns from a teacher's probabilities in addition to the labels.
 
 The loss is that of Hinton, Vinyals and Dean (arXiv 1503.02531) at temperature 1.
 """
@@ -15,26 +15,27 @@ from torch.nn.functional import cross_entropy
 
 
 def register(teacher_probas: Mapping[str, float], weight: float) -> None:
-    """Put a loss with a teacher in the place of MMF's ``cross_entropy``, whose name and parameters it keeps.
+    """Replace MMF's loss ``cross_entropy`` by a loss with a teacher that has the same name and parameters.
 
-    Under its own name it reaches every model that names it, in lists and in heads, and the losses of
-    validation, which have no teacher, keep the key that early stopping and curves know.
+    With the same name, it applies to every model that uses the loss, in lists and in heads. Validation losses
+    have no teacher and keep the key that early stopping and curves use.
 
     Args:
-        probas: id of a row → the teacher's probability of class 1, which must have every training row.
-        weight: the teacher's share of the loss, from 0 to 1.
+        teacher_probas: The teacher's probability of class 1 by row ID; every training row is required.
+        weight: The teacher's share of the loss, from 0 to 1.
     """
-    by_id = {int(row): proba for row, proba in teacher_probas.items()}
+    proba_by_id = {int(row): proba for row, proba in teacher_probas.items()}
 
     @registry.register_loss("cross_entropy")
     class DistillationLoss(CrossEntropyLoss):  # type: ignore[misc]
-        """``weight`` times the cross-entropy with the teacher's probabilities, and the rest with labels."""
+        """Weighted mean of the cross-entropy with the teacher's probabilities and with the labels."""
 
         def forward(self, sample_list: Any, model_output: Any) -> torch.Tensor:
-            """The mean over the rows; ``scores`` are rows × 2."""
-            own: torch.Tensor = super().forward(sample_list, model_output)
+            """Return the mean loss of all rows; ``scores`` has the shape [rows, 2]."""
+            label_loss: torch.Tensor = super().forward(sample_list, model_output)
             if sample_list["dataset_type"] != "train":
-                return own
+                return label_loss
             scores = model_output["scores"].float()
-            proba = scores.new_tensor([by_id[row] for row in sample_list["id"].tolist()])
-            return weight * cross_entropy(scores, torch.stack([1 - proba, proba], 1)) + (1 - weight) * own
+            proba = scores.new_tensor([proba_by_id[row] for row in sample_list["id"].tolist()])
+            teacher_loss = cross_entropy(scores, torch.stack([1 - proba, proba], 1))
+            return weight * teacher_loss + (1 - weight) * label_loss

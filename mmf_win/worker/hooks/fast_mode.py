@@ -1,11 +1,11 @@
-"""Faster ways that change results by more than floating-point noise, for those who ask for them.
+"""Optional speedups that change results by more than floating-point noise.
 
-Texts are padded to the longest of their batch. MMF pads each to 128 tokens, of which a meme has about
-twenty, and the model calculates with all. What it makes of padding reaches no score; but with less of it,
-fewer random numbers are drawn, so that dropout is another one.
+Texts are padded to the longest text of their batch. MMF pads every text to 128 tokens, of which a meme uses
+about twenty, and computes with all of them. Padding does not affect the scores, but less padding draws fewer
+random numbers, so dropout differs.
 
-The ResNet of MMF's image models reads all channels of a pixel together ("channels last"). Other convolutions
-are left alone: what follows them may count on the usual order, as MMF's ``Flatten`` does.
+The ResNet of MMF's image models uses the memory format "channels last". Other convolutions stay unchanged,
+because the layers after them may rely on the default format, as MMF's ``Flatten`` does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mmf_win.worker.hooks.observer import Observer
 _MASK_FIELD = "input_mask"
 _TOKEN_FIELDS = (_MASK_FIELD, "input_ids", "input_ids_masked", "segment_ids", "lm_label_ids")
 _LENGTH_MULTIPLE = 8
-_PADDING_SENSITIVE_MODELS = {"lxmert"}  # MMF gives it the segments as the mask
+_PADDING_SENSITIVE_MODELS = {"lxmert"}  # MMF passes the segment IDs as its mask
 
 
 def enable_channels_last(model: nn.Module, observer: Observer) -> None:
-    """Let a model's ResNets read all channels of a pixel together, and say if texts keep their padding."""
+    """Use "channels last" for a model's ResNets; write a note if texts keep their padding."""
     from mmf.modules.encoders import ResNet152ImageEncoder
 
     for module in model.modules():
@@ -37,16 +37,16 @@ def enable_channels_last(model: nn.Module, observer: Observer) -> None:
 
 
 def padding_reason(request: AttemptRequest) -> str | None:
-    """Why texts keep all of their padding; None where they do not."""
+    """Return why texts keep their full padding, or ``None`` if they do not."""
     if request.model in _PADDING_SENSITIVE_MODELS:
-        return f"{request.model} reads padding, too, so its texts stay as long"
+        return f"{request.model} also reads padding, so texts keep their full length"
     if request.train_task.find_micro_batch:
-        return "texts stay as long as they can be, to find a micro-batch that fits all"
+        return "texts keep their full length during the search for a micro-batch that fits every batch"
     return None
 
 
 def pad_to_longest(request: AttemptRequest) -> None:
-    """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
+    """Make MMF pad batches to their longest text in this process, unless :func:`padding_reason` objects."""
     if padding_reason(request) is not None:
         return
     from mmf.common.batch_collator import BatchCollator
@@ -55,17 +55,23 @@ def pad_to_longest(request: AttemptRequest) -> None:
 
 
 def trim_padding(batch: Any) -> Any:
-    """A batch without the padding that no text in it needs.
+    """Remove the padding that no text of a batch needs.
 
-    One column of padding stays, since MMBT takes the last token for the end of every text. The length is
-    rounded up to a multiple of eight, for the units of a GPU. A batch without ``input_mask`` of shape (rows,
-    tokens), 1 where there is a token, stays as it is, and so does one padded elsewhere than at the end.
+    One column of padding remains, since MMBT takes the last token as the end of every text. The length is
+    rounded up to a multiple of eight, which is efficient on GPUs.
+
+    Args:
+        batch: A batch, modified in place.
+
+    Returns:
+        The batch. It is unchanged if it has no ``input_mask`` of shape [rows, tokens] or if a text is not
+        padded at the end.
     """
     mask = batch.get(_MASK_FIELD)
     if not torch.is_tensor(mask) or mask.dim() != 2:
         return batch
-    needed = int(mask.any(0).sum()) + 1
-    length = -(-needed // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    needed_length = int(mask.any(0).sum()) + 1
+    length = -(-needed_length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     if length >= mask.shape[1] or mask[:, length:].any():
         return batch
     for name in _TOKEN_FIELDS:

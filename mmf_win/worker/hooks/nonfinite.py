@@ -1,7 +1,7 @@
-"""Says where a value that is not finite comes from, by a second pass over its rows with hooks on all modules.
+"""Search for the source of a non-finite value: a second pass over its rows with hooks on all modules.
 
-The second pass has the same rows, weights and random numbers, and a model without DistributedDataParallel,
-for which the other ranks would have to take part. The training ends with it, so its hooks stay.
+The second pass uses the same rows, weights and random numbers, but a model without DistributedDataParallel,
+because that would require the other ranks to take part. The training ends after it, so the hooks stay.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mmf_win.worker.outcome import DivergedError
 
 
 class Replay:
-    """Remembers the passes of the last batch: each one's rows, without a copy, and the random state."""
+    """Record of the passes of the last batch: their rows, without copying them, and the random state."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._passes: list[tuple[Callable[[], Any], Any, dict[str, Any], Any]] = []
 
     def wrap_step(self, step: Callable[[float, Any], Any]) -> Callable[[float, Any], Any]:
-        """``step`` for each part of the next batch; a Diverged that it raises gets its place."""
+        """Return ``step`` with recording; a ``DivergedError`` that it raises gets its location."""
         self._passes.clear()
 
         def record_and_step(share: float, rows: Any) -> Any:
@@ -39,16 +39,19 @@ class Replay:
             try:
                 return step(share, rows)
             except DivergedError as error:
-                traceback.clear_frames(error.__traceback__)  # whose memory the second pass needs
+                traceback.clear_frames(error.__traceback__)  # frees memory for the second pass
                 raise self._located_error(error, self._passes[-1:]) from None
 
         return record_and_step
 
     @contextmanager
     def check_gradient_norm(self) -> Iterator[None]:
-        """Around MMF's clipping of gradients; MMF does not look at their norm.
+        """Check the gradient norm while MMF clips gradients, because MMF does not.
 
-        Raises Diverged where it is not finite, unless a scaler leaves out such an update.
+        An update that the fp16 scaler skips is not checked.
+
+        Raises:
+            DivergedError: The norm is not finite.
         """
         clip = nn.utils.clip_grad_norm_
 
@@ -67,29 +70,29 @@ class Replay:
 
     def _located_error(self, error: DivergedError, passes: Iterable[Any]) -> DivergedError:
         model = self._trainer.model = getattr(self._trainer.model, "module", self._trainer.model)
-        watch = _NonfiniteTracer(model, is_backward=error.details["quantity"] == "gradient")
-        for again, rows, values, state in passes:
+        tracer = _NonfiniteTracer(model, is_backward=error.details["quantity"] == "gradient")
+        for repeat_step, rows, values, rng_state in passes:
             rows.clear()
-            rows.update(values)  # to which the model may have added its own
-            watch.row_ids = values["id"].flatten().tolist() if "id" in values else []
-            set_rng_state(state)
+            rows.update(values)  # removes the fields that the model added
+            tracer.row_ids = values["id"].flatten().tolist() if "id" in values else []
+            set_rng_state(rng_state)
             try:
                 with suppress(DivergedError):
-                    again()
-            except Exception:  # of the hooks, or of memory; the error itself must not get lost
+                    repeat_step()
+            except Exception:  # an error of the hooks or a lack of memory must not hide the original error
                 traceback.print_exc()
-            if watch.first_nonfinite is not None:
-                return watch.located_error(
+            if tracer.first_nonfinite is not None:
+                return tracer.located_error(
                     error, find_nonfinite(values.items()), find_nonfinite(model.named_parameters())
                 )
-        if watch.is_backward and get_world_size() > 1:
-            distributed.barrier()  # a gradient is that of all ranks: the one that finds it says so first
-        return DivergedError(f"{error}; a second pass over its rows did not find where", **error.details)
+        if tracer.is_backward and get_world_size() > 1:
+            distributed.barrier()  # all ranks see the gradient; the one that locates it reports first
+        return DivergedError(f"{error}; a second pass over its rows did not locate it", **error.details)
 
 
 @dataclass
 class _Call:
-    """One call of a module, by that of another one; the gradients are those of its outputs."""
+    """A call of a module and its caller; the gradients are those of its outputs."""
 
     name: str
     caller: _Call | None = None
@@ -98,9 +101,12 @@ class _Call:
 
 
 class _NonfiniteTracer:
-    """Finds the ``first`` call whose output, or ``backward`` the gradient of whose input, is not finite.
+    """Search for the first call with a non-finite output, or with a non-finite gradient of an input.
 
-    With it are those of the ``ids`` whose rows are not; none where it has no entry a row.
+    Attributes:
+        is_backward: Examine gradients instead of outputs.
+        row_ids: IDs of the rows of the pass.
+        first_nonfinite: The call and the IDs of the affected rows; no IDs if the value has no entry per row.
     """
 
     def __init__(self, model: nn.Module, *, is_backward: bool) -> None:
@@ -115,39 +121,39 @@ class _NonfiniteTracer:
                 self._watch_gradient(parameter, call)
 
     def located_error(self, error: DivergedError, fields: list[str], parameters: list[str]) -> DivergedError:
-        """``error`` with what was found; ``fields`` of the batch and ``parameters`` are not finite."""
+        """Return the error with its location and the names of non-finite fields and parameters."""
         assert self.first_nonfinite is not None
-        call, bad = self.first_nonfinite
+        call, bad_ids = self.first_nonfinite
         while not call.has_finite_gradients and call.caller is not None:
-            call = call.caller  # one of those made them so
+            call = call.caller  # a call inside it caused the non-finite gradients
         place: dict[str, Any] = {
             "module": call.name,
             "inputs_finite": call.has_finite_inputs,
             "ids": self.row_ids,
-            "bad_ids": bad or self.row_ids,
+            "bad_ids": bad_ids or self.row_ids,
         }
-        told = f"{error}: first in {'the backward pass of ' * self.is_backward}{call.name}"
-        told += f" (its inputs were {'' if call.has_finite_inputs else 'not '}finite)"
-        told += f"; not finite in the batch: {summarize_list(fields)}" * bool(fields)
-        told += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(
+        message = f"{error}: first in {'the backward pass of ' * self.is_backward}{call.name}"
+        message += f" (its inputs were {'' if call.has_finite_inputs else 'not '}finite)"
+        message += f"; not finite in the batch: {summarize_list(fields)}" * bool(fields)
+        message += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(
             parameters
         )
         if self.row_ids:
-            rows = summarize_list([*map(str, bad or self.row_ids)], 5)
-            told += f"; {'' if bad else 'somewhere in '}rows {rows}"
-        return DivergedError(told, **error.details, **place, bad_fields=fields, bad_parameters=parameters)
+            rows = summarize_list([*map(str, bad_ids or self.row_ids)], 5)
+            message += f"; {'' if bad_ids else 'in one of '}rows {rows}"
+        return DivergedError(message, **error.details, **place, bad_fields=fields, bad_parameters=parameters)
 
     def _on_call_start(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
         caller = self._open_calls[-1] if self._open_calls else None
         call = _Call(name, caller, not find_nonfinite(enumerate((args, kwargs))))
         self._open_calls.append(call)
-        # The gradient of a view is that of this call alone; a tensor that is given twice stays one.
-        given = {id(value): value for value in (*args, *kwargs.values()) if torch.is_tensor(value)}
-        views = {key: value.view_as(value) for key, value in given.items() if value.requires_grad}
+        # A view has the gradient of this call alone; a tensor that is passed twice gets one view.
+        tensors_by_id = {id(value): value for value in (*args, *kwargs.values()) if torch.is_tensor(value)}
+        views = {key: value.view_as(value) for key, value in tensors_by_id.items() if value.requires_grad}
         for view in views.values():
             self._watch_gradient(view, call)
-        named = {key: views.get(id(value), value) for key, value in kwargs.items()}
-        return tuple(views.get(id(value), value) for value in args), named
+        keywords = {key: views.get(id(value), value) for key, value in kwargs.items()}
+        return tuple(views.get(id(value), value) for value in args), keywords
 
     def _on_call_end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         call = self._open_calls.pop()
@@ -167,18 +173,18 @@ class _NonfiniteTracer:
     def _check_tensor(self, tensor: torch.Tensor, call: _Call, *, is_parameter: bool = False) -> None:
         if self.first_nonfinite is None and not (finite := torch.isfinite(tensor)).all():
             by_row = not is_parameter and tensor.dim() and len(tensor) == len(self.row_ids)
-            bad = (
+            bad_ids = (
                 [id_ for id_, row in zip(self.row_ids, finite, strict=True) if not row.all()]
                 if by_row
                 else []
             )
-            self.first_nonfinite = call, bad
+            self.first_nonfinite = call, bad_ids
 
 
 def find_nonfinite(named_values: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """The names of the values in which a number is not finite, also in nested containers."""
+    """Return the names of the values that contain a non-finite number, also in nested containers."""
     return [
         key
         for key, value in named_values
-        if not all(torch.isfinite(each).all() for each in iter_tensors(value))
+        if not all(torch.isfinite(tensor).all() for tensor in iter_tensors(value))
     ]

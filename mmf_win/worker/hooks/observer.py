@@ -1,4 +1,4 @@
-"""Reports what happens in a run as events and TensorBoard's curves, and honours stop requests."""
+"""Reports of a run as events and TensorBoard curves, and the response to stop requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HEARTBEAT_SECONDS = 1.0
 
 
 class Observer:
-    """The worker's side of the protocol.
+    """The worker's side of the protocol with the parent.
 
     Attributes:
-        request: the attempt that this process is.
-        clock: charges the time of training to its phases.
-        weights: the file whose weights are loaded, or its name in a zoo.
-        copied: the tensors of the model that files have set before training.
-        has_begun: whether training or prediction has begun.
+        request: The attempt of this process.
+        phase_timer: Measures the phases of training.
+        weights_source: The file of the weights that are being loaded, or their name in a model zoo.
+        loaded_tensors: Names of the model's tensors that were loaded from files before training.
+        has_begun: Training or prediction has begun.
     """
 
     def __init__(self, request: AttemptRequest, stop: StopSignal) -> None:
@@ -45,14 +45,15 @@ class Observer:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one rank that writes."""
+        """``True`` for the one rank that writes."""
         return get_rank() == 0
 
     @property
     def is_stopping(self) -> bool:
-        """A stop request for this process alone.
+        """A stop request that applies to this process alone.
 
-        Always false for one of several ranks: if one left alone, the others would wait for its gradients.
+        Always ``False`` if there are several ranks: if one stopped alone, the others would wait for its
+        gradients.
         """
         return get_world_size() == 1 and self._stop.is_requested()
 
@@ -63,33 +64,33 @@ class Observer:
             self._tensorboard.write(kind, values)
 
     def begin(self, kind: str, save: Callable[[], int] | None = None, **values: Any) -> None:
-        """Write the event with which training or prediction begins.
+        """Write the event that starts training or prediction.
 
         Args:
-            kind: the kind of the event.
-            save: saves the run before it is left, and returns its update; None if there is nothing to save.
-            values: the values of the event.
+            kind: The kind of the event.
+            save: Saves the run before it stops and returns its update; ``None`` if there is nothing to save.
+            values: The values of the event.
         """
         self.has_begun, self._save = True, save
         self.write_event(kind, **values)
 
     def end(self) -> None:
-        """Save nothing from now on when the run is left."""
+        """Do not save any more when the run stops."""
         self._save = None
         self._stop.allow_stop()
 
     def report_saving(self, update: int) -> None:
-        """Report that a checkpoint is about to be written, which a stop request does not interrupt."""
+        """Report that a checkpoint is about to be written; a stop request does not interrupt this."""
         self._stop.defer_stop()
         self.write_event("saving", update=update)
 
     def stop_if_requested(self) -> None:
-        """Save and leave if this process was asked to stop: the next batch is late, or will never come."""
+        """Save and stop if requested; for use while the next batch is late or may never arrive."""
         if self.is_stopping:
             self._save_and_stop()
 
     def heartbeat(self) -> None:
-        """Report that work without an event of its own is done, such as a batch of the validation set."""
+        """Report work that has no event of its own, such as a validation batch; stop if requested."""
         if any_rank(self._stop.has_noticed_request):
             self._save_and_stop()
         if time.monotonic() >= self._next_heartbeat:
@@ -97,11 +98,9 @@ class Observer:
             self.write_event("alive")
 
     def on_update_end(self) -> None:
-        """Raise StopRequested if the run was asked to stop; from now on there is something to save."""
+        """Save and stop if requested; from now on there is something to save."""
         self._stop.defer_stop()
-        if any_rank(
-            self._stop.has_noticed_request
-        ):  # one that left alone would leave the others waiting for gradients
+        if any_rank(self._stop.has_noticed_request):  # otherwise, other ranks would wait for gradients
             self._save_and_stop()
 
     def _save_and_stop(self) -> NoReturn:
@@ -110,15 +109,15 @@ class Observer:
         if save is None:
             raise StopRequested("stopped")
         update = save()
-        if get_world_size() > 1:  # one that left before the first has saved would end them all
+        if get_world_size() > 1:  # a rank that exits before the first one has saved would end all
             torch.distributed.barrier()
-        raise StopRequested(f"stopped at update {update}, which is saved")
+        raise StopRequested(f"stopped at update {update}; checkpoint saved")
 
 
 class TensorBoardLogger:
-    """Writes the numbers in the events of training for TensorBoard, if tensorboard is installed.
+    """Logger of the numbers in training events for TensorBoard, if tensorboard is installed.
 
-    MMF's own ``training.tensorboard`` writes the loss alone, into folders whose names Windows refuses.
+    MMF's ``training.tensorboard`` only writes the loss, to folders with names that Windows does not allow.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,27 +125,27 @@ class TensorBoardLogger:
         self._writer: Any = None
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Write the numbers of an event; its update is TensorBoard's step."""
+        """Write the numbers of an event with its update as the step."""
         if kind == "train_started":
             with suppress(ImportError):
                 from torch.utils.tensorboard import SummaryWriter
 
-                # What an earlier attempt wrote after this update is no longer shown.
+                # Hide what an earlier attempt wrote after this update.
                 self._writer = SummaryWriter(str(self._folder), purge_step=values["update"] + 1)
         if self._writer is None:
             return
         if not values.get("final"):
             for name, value in series_values({"kind": kind, **values}).items():
-                # Runs that earlier versions began have MMF's names in their events.
+                # Runs that were started by earlier versions use MMF's metric names.
                 self._writer.add_scalar(name.replace("hateful_memes/", ""), value, values["update"])
         self._writer.flush()  # a worker may be killed at any time
 
 
 def stop_when_batches_stall(observer: Observer) -> None:
-    """Let the training save and leave, instead of waiting or failing, if no batch comes after a stop request.
+    """Make training save and stop if no batch arrives after a stop request.
 
-    torch's handler of SIGCHLD would raise an error anywhere, such as between two parts of an update. After a
-    stop request it is silent, and the reader of the next batch finds out.
+    torch's handler of SIGCHLD would raise an error at any point, for example between two micro-batches of an
+    update. After a stop request it does nothing; reading the next batch then detects the dead workers.
     """
 
     @wrap(signal_handling, "_error_if_any_worker_fails")
@@ -157,10 +156,10 @@ def stop_when_batches_stall(observer: Observer) -> None:
     @wrap(dataloader._MultiProcessingDataLoaderIter, "_try_get_data")
     def get_or_stop(get: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            is_there, batch = get(*args, **kwargs)
+            has_batch, batch = get(*args, **kwargs)
         except (EOFError, OSError, RuntimeError):
             observer.stop_if_requested()
             raise
-        if not is_there:  # for some seconds
+        if not has_batch:  # for some seconds
             observer.stop_if_requested()
-        return is_there, batch
+        return has_batch, batch

@@ -1,4 +1,4 @@
-"""Times the phases of training, and measures a training that is profiled."""
+"""Timing of the phases of training, and profiling."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mmf_win.machine import available_cpus
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.data_wait import DataWaitStats
 
-#: A class, the name of a method, and the phase that each call of the method is.
+#: A class, the name of a method, and the phase of its calls.
 TimedMethod: TypeAlias = tuple[Any, str, str]
 
-_WARM_UP_UPDATES = 5  # updates that are not measured, because they start what later ones find ready
+_WARM_UP_UPDATES = 5  # not measured, because they initialize what later updates reuse
 _MEASURED_UPDATES = 20
 _TABLE_ROWS = 15
 
-#: The phases of training that are the same in every MMF; ``data`` is the wait for a batch.
+#: Phases of training that are the same in every version of MMF; ``data`` is the wait for a batch.
 TIMED_METHODS: tuple[TimedMethod, ...] = (
     (dataloader._BaseDataLoaderIter, "__next__", "data"),
     (dataloader.DataLoader, "__iter__", "data"),  # starts the DataLoader's workers
@@ -37,18 +37,19 @@ TIMED_METHODS: tuple[TimedMethod, ...] = (
 
 
 class PhaseTimer:
-    """Charges each second to the innermost open phase.
+    """Timer that assigns each second to the innermost open phase.
 
-    Validations and checkpoints are no part of an update: their phases have no inner ones.
+    Validations and checkpoints are not part of an update; their phases have no inner phases.
 
     Attributes:
-        phase: the innermost open phase.
-        seconds: the seconds of an update's phases since :meth:`restart`; ``other`` is outside of all phases.
-        data_cpu: the seconds of ``data`` in which this thread ran.
-        aside: the seconds of each validation and each checkpoint so far.
-        waits_for_gpu: whether work that a phase gave to a GPU has to end in that phase.
-        asks_gpu: whether a GPU measures its own waits for data. It works on while its process waits, so the
-            process's clock counts time that is not lost.
+        phase: The innermost open phase.
+        seconds: Seconds by phase of the updates since :meth:`restart`; ``other`` is the time outside of
+            phases.
+        data_cpu_seconds: CPU seconds of this thread in the phase ``data``.
+        excluded_seconds: Seconds of each validation and each checkpoint so far.
+        waits_for_gpu: Wait at the end of each phase for the GPU work that was started in it.
+        measures_gpu_waits: Measure waits for data on the GPU. It continues to work while its process waits,
+            so the clock of the process counts time that is not lost.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class PhaseTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what the updates so far took."""
+        """Reset the seconds of the updates."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.data_cpu_seconds = 0.0
         self._gpu_waits: list[tuple[Any, Any]] = []
@@ -66,7 +67,7 @@ class PhaseTimer:
 
     @contextmanager
     def time_phase(self, phase: str) -> Iterator[None]:
-        """Open a phase; also decorates a function of which each call is one."""
+        """Open a phase in the block; also usable as a decorator."""
         outer = self.phase
         if outer in self.excluded_seconds:
             yield
@@ -79,28 +80,34 @@ class PhaseTimer:
             self._charge(outer)
 
     def time_methods(self, methods: Iterable[TimedMethod]) -> None:
-        """Time each call of some methods from now on."""
+        """Time all calls of the methods from now on."""
         for owner, name, phase in methods:
             setattr(owner, name, self.time_phase(phase)(getattr(owner, name)))
 
     def measure_data_wait(self, trainer: Any, updates: int, world_size: int) -> DataWaitStats:
-        """Return how long each of the ``updates`` since :meth:`restart` waited for its rows.
+        """Compute the mean wait for data of the updates since :meth:`restart`.
 
-        The processors are shared by ``ranks`` processes.
+        Args:
+            trainer: MMF's trainer.
+            updates: The number of updates since :meth:`restart`.
+            world_size: The number of processes that share the CPUs.
+
+        Returns:
+            Seconds per update, and the number of workers and CPUs.
         """
         self._charge(self.phase)
         workers = int(trainer.config.training.num_workers)
-        making = waited = self.seconds["data"] / updates
+        load_seconds = wait_seconds = self.seconds["data"] / updates
         if self.measures_gpu_waits:
             torch.cuda.synchronize()
-            waited = sum(begin.elapsed_time(end) for begin, end in self._gpu_waits) / 1000 / updates
+            wait_seconds = sum(begin.elapsed_time(end) for begin, end in self._gpu_waits) / 1000 / updates
         return DataWaitStats(
-            waited=waited,
+            waited=wait_seconds,
             update=sum(self.seconds.values()) / updates,
             workers=workers,
             threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
             processors=max(1, available_cpus() // world_size),
-            making=making,
+            making=load_seconds,
             cpu=None if workers else self.data_cpu_seconds / updates,
         )
 
@@ -127,7 +134,7 @@ class PhaseTimer:
 
 
 class DataWaitProfiler:
-    """Measures once how long the updates after the first few wait for data, in one of ``ranks`` processes."""
+    """One measurement of the data wait of the updates after warm-up, in one of ``world_size`` processes."""
 
     def __init__(
         self,
@@ -142,7 +149,7 @@ class DataWaitProfiler:
         timer.measures_gpu_waits = trainer.device.type == "cuda"
 
     def on_update_end(self) -> DataWaitStats | None:
-        """Count an update; return what was measured after the last one that is."""
+        """Count an update; return the measurement after the last measured one."""
         self._updates += 1
         if self._updates == self._warm_up_updates:
             self._timer.restart()
@@ -154,7 +161,7 @@ class DataWaitProfiler:
 
 
 class Profiler(DataWaitProfiler):
-    """Measures a training of ``request.profile_updates`` updates, and traces a few of the last.
+    """Profiler of a training of ``request.profile_updates`` updates, of which it traces some of the last.
 
     ::
 
@@ -162,57 +169,62 @@ class Profiler(DataWaitProfiler):
     """
 
     def __init__(self, request: AttemptRequest, trainer: Any, timer: PhaseTimer) -> None:
-        few = min(_WARM_UP_UPDATES, request.profile_updates // 6)
-        super().__init__(trainer, timer, 1, few, request.profile_updates - 2 * few - 2)
+        warm_up = min(_WARM_UP_UPDATES, request.profile_updates // 6)
+        super().__init__(trainer, timer, 1, warm_up, request.profile_updates - 2 * warm_up - 2)
         timer.waits_for_gpu = self._on_gpu = timer.measures_gpu_waits
         self._request, self._results = request, dict[str, Any]()
-        schedule = torch.profiler.schedule(wait=few + self._measured_updates, warmup=1, active=few, repeat=1)
+        wait = warm_up + self._measured_updates
+        schedule = torch.profiler.schedule(wait=wait, warmup=1, active=warm_up, repeat=1)
         self._torch_profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=self._write_trace)
         self._torch_profiler.start()
 
     def on_update_end(self) -> None:
         """Count an update."""
         if (waiting := super().on_update_end()) is not None:
-            spent = {
+            seconds_by_phase = {
                 phase: seconds / self._measured_updates for phase, seconds in self._timer.seconds.items()
             }
-            self._results = {"waiting": asdict(waiting), "spent": spent}
-            self._timer.waits_for_gpu = False  # in the trace, a GPU works as it does in training
+            self._results = {"waiting": asdict(waiting), "spent": seconds_by_phase}
+            self._timer.waits_for_gpu = False  # the trace shows the GPU as in ordinary training
         self._torch_profiler.step()
 
     def finish(self) -> dict[str, Any]:
-        """Return what was measured, when training has ended with a checkpoint and a validation."""
+        """Return the measurements after a training that ended with a checkpoint and a validation.
+
+        Raises:
+            UsageError: The training started from a checkpoint and made fewer updates.
+        """
         self._torch_profiler.stop()
         if self._updates < self._request.profile_updates:
-            message = f"training did not begin at update 0, and so made only {self._updates} updates"
-            raise UsageError(message, hint="leave out what names a checkpoint")
-        times = self._timer.excluded_seconds
-        # The first validation imports what only validations need, and decodes images. In 1.0.0rc12 no other
-        # one follows an odd number of updates.
-        validations = times["validation"][1:] or times["validation"]
-        aside = {"checkpoint": fmean(times["checkpoint"]), "validation": fmean(validations)}
-        return self._results | aside | {"images_once": is_image_cache_used(self._request, self._trainer)}
+            message = f"training did not start at update 0 and made only {self._updates} updates"
+            raise UsageError(message, hint="remove the settings that name a checkpoint")
+        excluded = self._timer.excluded_seconds
+        # The first validation also imports modules and decodes images. In 1.0.0rc12, it is the only one after
+        # an odd number of updates.
+        validations = excluded["validation"][1:] or excluded["validation"]
+        means = {"checkpoint": fmean(excluded["checkpoint"]), "validation": fmean(validations)}
+        return self._results | means | {"images_once": is_image_cache_used(self._request, self._trainer)}
 
     def _write_trace(self, trace: Any) -> None:
-        busy = gpu_busy_share(trace.events()) if self._on_gpu else None
-        if busy is not None:  # a GPU that is waited for after each phase seems to have less to do
+        busy_share = gpu_busy_share(trace.events()) if self._on_gpu else None
+        if busy_share is not None:  # waiting for the GPU after each phase makes it seem less busy
             waiting = self._results["waiting"]
-            waiting["waited"] = min(waiting["waited"], (1 - busy) * waiting["update"])
+            waiting["waited"] = min(waiting["waited"], (1 - busy_share) * waiting["update"])
         order = f"self_{'cuda' if self._on_gpu else 'cpu'}_time_total"
         table = trace.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
-        self._results |= {"gpu_busy": busy, "table": table}
-        here, file = Path.cwd(), self._request.folder.trace
-        os.chdir(file.parent)  # on Windows, torch cannot write to a folder that the code page cannot name
+        self._results |= {"gpu_busy": busy_share, "table": table}
+        previous_dir, file = Path.cwd(), self._request.folder.trace
+        os.chdir(file.parent)  # on Windows, torch cannot write to folders outside the code page
         try:
             trace.export_chrome_trace(file.name)
         finally:
-            os.chdir(here)
+            os.chdir(previous_dir)
 
 
 def gpu_busy_share(events: Iterable[Any]) -> float | None:
-    """Return the share of the traced updates in which a GPU ran a kernel.
+    """Return the share of the traced updates in which the GPU ran a kernel.
 
-    None without a kernel in the trace: not every system lets torch see what a GPU does.
+    ``None`` if the trace has no kernel: torch cannot observe the GPU on every system.
     """
     kernels = updates = 0.0
     for event in events:
@@ -224,6 +236,6 @@ def gpu_busy_share(events: Iterable[Any]) -> float | None:
 
 
 def is_image_cache_used(request: AttemptRequest, trainer: Any) -> bool:
-    """Return whether images are decoded in the first epoch and kept for the others."""
-    uses = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
-    return request.image_cache_dir is not None and bool(uses)
+    """Return whether images are decoded in the first epoch and cached for the others."""
+    uses_images = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
+    return request.image_cache_dir is not None and bool(uses_images)

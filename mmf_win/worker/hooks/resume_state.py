@@ -1,4 +1,4 @@
-"""What a run needs beyond MMF's checkpoint to resume as if it had not been interrupted."""
+"""State beyond MMF's checkpoint that a run needs to resume as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import broadcast_from_first, get_world_size, rank_rows, seed_rank
 from mmf_win.worker.prediction_progress import get_single_loader
 
-#: Tensors and plain values only, which ``torch.load`` reads with ``weights_only``.
+#: Tensors and plain values only, which ``torch.load`` can read with ``weights_only``.
 SavedState = dict[str, Any]
 
 
 class ResumeState:
-    """The random generators, the position among the training rows, the last validation, and the scaler.
+    """Random generators, position in the training rows, last validation, and gradient scaler.
 
     Attributes:
-        validated: the update that was validated last. The trainer's own is that of the best checkpoint
-            once early stopping has put it back.
-        batches_left: says how many batches the next pass over the rows has.
-        share: of the batch that is trained with; see :meth:`ResumableSampler.batch_share`.
+        validated_update: The last validated update. The trainer's number of updates differs once early
+            stopping has restored the best checkpoint.
+        batches_left: Returns the number of batches of the next epoch.
+        batch_share: Returns the share of the current batch; see :meth:`ResumableSampler.batch_share`.
     """
 
     def __init__(self, trainer: Any, phase_timer: PhaseTimer) -> None:
@@ -39,7 +39,7 @@ class ResumeState:
         self._rng_before_validation: SavedState | None = None
 
     def state_dict(self) -> SavedState | None:
-        """What a checkpoint stores; None before the first row."""
+        """Return the state to store in a checkpoint; ``None`` before the first row."""
         position = self._row_sampler.state_dict()
         return position and {
             "position": position,
@@ -50,21 +50,25 @@ class ResumeState:
         }
 
     def load_state_dict(self, state: SavedState) -> bool:
-        """Resume; False where the number of rows has changed: then their order is drawn again."""
+        """Restore the state from a checkpoint.
+
+        Returns:
+            ``False`` if the number of rows has changed; the next epoch then uses a new row order.
+        """
         self._row_sampler.rng_state = state["random"]
         self._seed = state.get("seed", self._seed)
         self.validated_update = state["validated"]
-        if scaler := state["scaler"]:  # none is in a checkpoint of another precision
+        if scaler := state["scaler"]:  # empty in checkpoints of another precision
             self._trainer.scaler.load_state_dict(scaler)
         return self._row_sampler.load_state_dict(state["position"])
 
     def seed_rank(self) -> None:
-        """Let the ranks draw different numbers; it is called wherever training may resume."""
+        """Seed the ranks differently; called at every point from which training may resume."""
         seed_rank(self._seed, self._trainer.num_updates)
 
     @contextmanager
     def track_validation(self) -> Iterator[None]:
-        """Around each validation: one that was interrupted counts as not done, and is repeated."""
+        """Track a validation in the block; an interrupted one is repeated when the run resumes."""
         self._rng_before_validation = get_rng_state()
         try:
             with self._phase_timer.time_phase("validation"):
@@ -75,26 +79,29 @@ class ResumeState:
             self.seed_rank()
 
     def validate_if_due(self, validate: Callable[[], bool]) -> bool:
-        """Repeat a validation that was interrupted, before training resumes; True when that ends it."""
+        """Repeat an interrupted validation before training resumes; return whether it ends training."""
         update = self._trainer.num_updates
-        due = update % self._trainer.config.training.evaluation_interval == 0
-        if self._row_sampler.rng_state is None or not due or self.validated_update == update:
+        is_due = update % self._trainer.config.training.evaluation_interval == 0
+        if self._row_sampler.rng_state is None or not is_due or self.validated_update == update:
             return False
         set_rng_state(self._row_sampler.rng_state)
-        ends = validate()
+        should_stop = validate()
         self._row_sampler.rng_state = get_rng_state()
-        return ends
+        return should_stop
 
 
 class ResumableSampler(Sampler[int]):
-    """In the place of a DataLoader's sampler, it knows how far training is in its pass over the rows.
+    """Sampler of a DataLoader that tracks the position of training in the rows.
 
-    A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
-    that moment and the number of rows since then are the position. With ``random``, the state of the
-    generators, the first row is loaded after resuming.
+    A sampler draws the row order of an epoch from torch's generator when the epoch starts. The position
+    therefore consists of the state of the generator at that time and of the number of rows since then. After
+    resuming, the first row is loaded with the generators in ``rng_state``.
 
-    Several ranks have the order of the first, and each takes its part of every batch. One that has no row of
-    the last batch takes another's, which then counts nothing.
+    All ranks use the row order of rank 0, and each takes its part of every batch. A rank without a row in the
+    last batch repeats another rank's row, which then has the weight 0.
+
+    Attributes:
+        rng_state: State of all generators to restore before the first row after resuming.
     """
 
     def __init__(self, loader: Any, trainer: Any, prepare: Callable[[], None] = lambda: None) -> None:
@@ -109,8 +116,10 @@ class ResumableSampler(Sampler[int]):
         self.rng_state: SavedState | None = None
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self._sampler), self._batch_size)
-        return int(whole * self._rank_batch_size) + (max(1, len(rank_rows(rest))) if rest else 0)
+        full_batches, remaining_rows = divmod(len(self._sampler), self._batch_size)
+        return int(full_batches * self._rank_batch_size) + (
+            max(1, len(rank_rows(remaining_rows))) if remaining_rows else 0
+        )
 
     def __iter__(self) -> Iterator[int]:
         position, self._resume_position = self._resume_position, None
@@ -132,36 +141,40 @@ class ResumableSampler(Sampler[int]):
             yield from [batch[n] for n in rank_rows(len(batch))] or batch[:1]
 
     def state_dict(self) -> SavedState | None:
-        """Where training is; None before the first row."""
+        """Return the position; ``None`` before the first row."""
         if self._resume_position is not None or self._pass_start is None:
             return self._resume_position
         return {**self._pass_start, "rows": min(self._rows_begun(), self._pass_start["of"])}
 
     def batch_share(self) -> tuple[float, int]:
-        """What the loss of this rank's rows counts in the mean over all ranks, and the rows of all.
+        """Return the weight of the current batch of this rank and the number of rows of all ranks.
 
-        Training has begun with a batch, whose losses become those of all its rows.
+        The losses of a batch are means over the rows of a rank. Multiplied by the weight and averaged over
+        all ranks, they become the mean over all rows.
+
+        Returns:
+            The weight, 0 if the rows of this rank are repeated, and the rows of all ranks.
         """
         assert self._pass_start is not None
         rows = min(self._batch_size, self._pass_start["of"] - self._rows_begun() + self._batch_size)
         return len(rank_rows(rows)) * get_world_size() / rows, rows
 
     def _rows_begun(self) -> int:
-        """Return how many rows training has begun with; the last batch of a pass counts as a full one."""
+        """Return the number of rows used so far; the last batch of an epoch counts as a full one."""
         assert self._pass_start is not None
         batches = self._trainer.current_iteration - self._iteration_at_start
         return int(self._pass_start["rows"] + batches * self._batch_size)
 
     def load_state_dict(self, position: SavedState) -> bool:
-        """Start the next pass at ``position``; False where that is one among another number of rows."""
+        """Start the next epoch at ``position``; return ``False`` if the number of rows has changed."""
         if position["of"] != len(self._sampler):
             return False
         self._resume_position = position
-        self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
+        self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one at the start
         return True
 
     def batches_left(self) -> int:
-        """Return the number of batches of the next pass that training has not had."""
+        """Return the number of batches that remain in the next epoch."""
         if self._resume_position is None:
             return len(self._loader)
         rows_left: int = self._resume_position["of"] - self._resume_position["rows"]

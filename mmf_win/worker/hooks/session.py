@@ -1,4 +1,4 @@
-"""A training from its start to its end: what both adapters to MMF's trainers do in the same way."""
+"""A training from start to end: the common part of both adapters to MMF's trainers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mmf_win.worker.hooks.phase_timer import DataWaitProfiler, Profiler, is_imag
 from mmf_win.worker.hooks.ranks import broadcast_weights, get_world_size
 from mmf_win.worker.outcome import DivergedError
 
-_MIN_ROWS_FOR_ODD_LOSS = 4  # rows whose mean loss chance alone makes odd
+_MIN_ROWS_FOR_ODD_LOSS = 4  # with fewer rows, the mean loss may be odd by chance
 
 
 class TrainingSession:
-    """Reports a training from its start, or checks its model instead, and saves it before it is left.
+    """A training with its reports, or a check of its model; the run is saved before it stops.
 
     Attributes:
-        micro: how many rows go through the model in one pass.
-        replay: finds where a value that is not finite comes from.
+        micro_batch: The size of the micro-batches.
+        replay: Locates the source of non-finite values.
     """
 
     def __init__(self, observer: Observer, trainer: Any, checkpoint: Any, precision: str) -> None:
@@ -77,37 +77,43 @@ class TrainingSession:
             self._wait_profiler = Profiler(request, trainer, observer.phase_timer)
 
     def step_in_parts(self, batch: Any, step: Callable[[float, Any], Any]) -> Any:
-        """Make the gradients of a batch, and return its report, with the number of rows of all ranks.
+        """Compute the gradients of a batch part by part.
 
-        ``step`` is as :func:`~mmf_win.worker.hooks.batch_splitting.accumulate_gradients` has it.
+        Args:
+            batch: The rows of this rank.
+            step: As in :func:`~mmf_win.worker.hooks.batch_splitting.accumulate_gradients`.
+
+        Returns:
+            The report of the batch, with the number of rows of all ranks.
         """
         from mmf_win.worker.hooks.batch_splitting import accumulate_gradients, split_batch  # imports MMF
 
-        weight, rows_of_all = self._checkpoint.resume_state.batch_share()
-        parts, required = (
-            split_batch(batch, self.micro_batch.rows_per_process, weight),
-            self._trainer.metrics.required_params,
-        )
+        weight, total_rows = self._checkpoint.resume_state.batch_share()
+        parts = split_batch(batch, self.micro_batch.rows_per_process, weight)
+        required = self._trainer.metrics.required_params
         report = accumulate_gradients(self._trainer.model, parts, self.replay.wrap_step(step), required)
-        report.batch_size = rows_of_all
+        report.batch_size = total_rows
         return report
 
     def check_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Raise Diverged before the step of an update whose loss is not finite; note an odd first loss.
+        """Check the losses of an update before its step, and write a note about an odd first loss.
 
-        Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
+        If autograd's anomaly detection is enabled, a NaN is left to it, because it finds the operation.
+
+        Raises:
+            DivergedError: The loss is not finite.
         """
         done = self._trainer.num_updates
         total = float(sum(loss.detach().float().mean() for loss in losses.values()))
         if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
-            what = "infinite" if math.isinf(total) else "not a number"
-            raise DivergedError(f"the loss of update {done + 1} is {what}", done, "loss")
-        fresh, self._is_head_fresh = self._is_head_fresh, False
-        if fresh and rows >= _MIN_ROWS_FOR_ODD_LOSS and (text := describe_odd_loss(losses)):
+            description = "infinite" if math.isinf(total) else "not a number"
+            raise DivergedError(f"the loss of update {done + 1} is {description}", done, "loss")
+        is_first_loss, self._is_head_fresh = self._is_head_fresh, False
+        if is_first_loss and rows >= _MIN_ROWS_FOR_ODD_LOSS and (text := describe_odd_loss(losses)):
             self._observer.write_event("note", text=text)
 
     def on_log(self, scalars: Mapping[str, Any]) -> None:
-        """Report an update whose figures MMF has collected."""
+        """Report an update for which MMF has collected figures."""
         now, trainer = time.monotonic(), self._trainer
         done = trainer.num_updates - self._last_logged_update
         self._observer.write_event(
@@ -123,35 +129,37 @@ class TrainingSession:
         self._last_logged_update, self._last_log_time = trainer.num_updates, now
 
     def on_update_end(self) -> None:
-        """Measure an update, and raise StopRequested if the run was asked to stop; it is saved then."""
+        """Measure an update; save and stop if requested."""
         self._checkpoint.resume_state.seed_rank()
         if waiting := self._wait_profiler.on_update_end():
             report_data_wait(self._observer, self._trainer, waiting)
         self._observer.on_update_end()
 
     def on_validation_end(self, meter: Any, *, final: bool = False) -> None:
-        """Report a validation, ``final`` if it follows training and scores the best checkpoint."""
+        """Report a validation; the ``final`` one follows training and scores the best checkpoint."""
         metrics = {
             key.removeprefix("val/"): _finite_number(value.global_avg) for key, value in meter.meters.items()
         }
         metrics = metrics if self._keeps_metric_names else rename_metrics(metrics)
-        update, data = (
-            self._checkpoint.resume_state.validated_update,
-            self._request.train_task.splits_read.get("val"),
-        )
+        update = self._checkpoint.resume_state.validated_update
+        data = self._request.train_task.splits_read.get("val")
         self._observer.write_event("val", update=update, metrics=metrics, final=final, data=data)
 
     def require_update(self) -> None:
-        """Raise UsageError if training ends without having made an update."""
-        # A checkpoint that mmfw named was checked before; there may have been a validation to repeat.
+        """Check that training made at least one update.
+
+        Raises:
+            UsageError: No update was made.
+        """
+        # mmfw checks its own checkpoints before; after them, there may only be a validation to repeat.
         if self._trainer.num_updates == self._first_update and self._request.checkpoint is None:
             raise UsageError(
-                f"no update was made: training began and ended at update {self._first_update}",
-                hint="raise training.max_updates or training.max_epochs, or begin with an earlier checkpoint",
+                f"no update was made: training started and ended at update {self._first_update}",
+                hint="raise training.max_updates or training.max_epochs, or start from an earlier checkpoint",
             )
 
     def on_train_end(self) -> None:
-        """Share the best checkpoint's weights, which MMF has restored; they are not saved as current ones."""
+        """Share the restored best weights with all ranks; they are not saved as current weights."""
         broadcast_weights(self._trainer)
         if isinstance(self._wait_profiler, Profiler):
             self._observer.write_event("profiled", **self._wait_profiler.finish())
@@ -174,25 +182,25 @@ def report_prediction_start(observer: Observer, trainer: Any, precision: str) ->
 
 
 def report_data_wait(observer: Observer, trainer: Any, waiting: DataWaitStats) -> None:
-    """Note that the model waits for data, if more workers may help and fit into memory."""
+    """Write a note that the model waits for data if more workers may help and fit into memory."""
     workers = waiting.recommend_workers() if waiting.is_significant else None
     events = read_events(observer.request.events)
     if workers is None or any("workers" in (event.get("next") or {}) for event in events):
         return
-    first = trainer.current_epoch == 1 and is_image_cache_used(observer.request, trainer)
-    later = ", and less once all images are decoded" if first else ""
-    observer.write_event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
+    will_cache_images = trainer.current_epoch == 1 and is_image_cache_used(observer.request, trainer)
+    remark = ", less once all images are decoded" if will_cache_images else ""
+    observer.write_event("note", text=f"{waiting}{remark}: training.num_workers={workers} may help")
 
 
 def _has_mmf_metric_names(events: Path) -> bool:
-    """Return whether an earlier version began the run: its series keep MMF's names of metrics."""
-    told = EventReader(events, keep_mmf_names=True).poll()
-    first: dict[str, Any] = next((event["metrics"] for event in told if event.get("metrics")), {})
-    return first != rename_metrics(first)
+    """Return whether an earlier version started the run, whose curves keep MMF's metric names."""
+    stored_events = EventReader(events, keep_mmf_names=True).poll()
+    metrics: dict[str, Any] = next((event["metrics"] for event in stored_events if event.get("metrics")), {})
+    return metrics != rename_metrics(metrics)
 
 
 def _finite_number(value: Any) -> float | None:
-    """Return a finite number or None; JSON has no others."""
+    """Convert a number to float, or to ``None`` if it is not finite, since JSON cannot represent it."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

@@ -1,4 +1,4 @@
-"""The hooks for MMF 1.0.0rc10, which knows no callbacks: a registered trainer."""
+"""Hooks for MMF 1.0.0rc10, which has no callbacks: a registered trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmf_win.worker.hooks.session import TrainingSession, report_prediction_star
 
 
 class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
-    """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
+    """Trainer of MMF with hooks; it stops exactly at ``max_updates``, where MMF makes one more update."""
 
     _session: TrainingSession
 
@@ -31,7 +31,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
         self._observer, self._after_training = observer, False
 
     def parallelize_model(self) -> None:
-        """Spread the model over the ranks; it may have to score a batch in parts."""
+        """Wrap the model for several ranks and limit the rows of evaluation passes."""
         ranks.wrap_ddp(self)
         batch_splitting.limit_eval_batch(self.model, self._observer.request.eval_batch)
 
@@ -43,7 +43,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
     def load_extras(self) -> None:
         """Choose the precision before MMF loads a checkpoint, and resume the learning-rate schedule.
 
-        MMF restarts the schedule, and so makes one update at its first rate.
+        MMF restarts the schedule and would make one update at its first rate.
         """
         self._precision, self.scaler = precision.configure_precision(self._observer, self)
         if self._observer.request.fast:
@@ -53,7 +53,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
             self.lr_scheduler.step(self.num_updates - 1)
 
     def train(self) -> None:
-        """Report that training starts, repeat a validation that was interrupted, and train."""
+        """Report that training starts, repeat an interrupted validation, and train."""
         if "train" in self.run_type:
             self._session = TrainingSession(self._observer, self, self.checkpoint, self._precision)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
@@ -63,12 +63,12 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
         super().train()
 
     def finalize(self) -> None:
-        """Validate for the last time and go back to the best checkpoint, if there was anything to train."""
+        """Run the last validation and restore the best checkpoint, unless no update was made."""
         self._session.require_update()
         super().finalize()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate; a run that is interrupted here repeats the evaluation when it resumes."""
+        """Evaluate; an interrupted evaluation is repeated when the run resumes."""
         with self.checkpoint.resume_state.track_validation():
             return super().evaluate(*args, **kwargs)
 
@@ -86,7 +86,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
             return self._session.step_in_parts(batch, self._step)
         self._observer.heartbeat()
         report = super()._forward_pass(batch)
-        if self._observer.request.eval_batch is not None:  # the scores of all rows are kept until its end
+        if self._observer.request.eval_batch is not None:  # MMF keeps all reports until the end
             for key, value in report.items():
                 report[key] = value.to("cpu") if hasattr(value, "to") else value
         return report
@@ -101,8 +101,8 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
         report.losses = {key: loss.detach().mean() * share for key, loss in report.losses.items()}
         return report
 
-    def _backward(self, loss: Any) -> None:
-        """As MMF has it, but the gradients are made, and a scaler leaves out updates that overflow."""
+    def _backward(self, _loss: Any) -> None:
+        """Do what MMF does, but without computing gradients, and skip updates that overflow in fp16."""
         self.scaler.unscale_(self.optimizer)
         if self.should_clip_gradients:
             with self._session.replay.check_gradient_norm():
@@ -128,20 +128,20 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
             self._session.on_log(scalars)
 
     def _calculate_time_left(self) -> str:
-        # With max_epochs MMF counts to infinity, and cannot say when that will be.
+        # With max_epochs, max_updates is infinite, which MMF cannot convert to a time.
         return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
 
 
-#: What belongs to which phase of training, beside what does in every MMF.
+#: Phases of training in addition to those of every version of MMF.
 TIMED_METHODS: tuple[TimedMethod, ...] = (
     (SampleList, "to", "transfer"),
     (BaseTrainer, "_forward_pass", "forward"),
-    (MmfwTrainer, "_backward", "optimizer"),  # the gradients are made before
+    (MmfwTrainer, "_backward", "optimizer"),  # the gradients are already computed
     (BaseTrainer, "_logistics", "logging"),
 )
 
 
 def register(observer: Observer, trainers: list[Any]) -> None:
-    """Let MMF make this trainer, which then appends itself to ``trainers``."""
+    """Make MMF use this trainer, which appends itself to ``trainers``."""
     base_trainer.Checkpoint = partial(checkpoints.Checkpoint, observer)
     registry.register_trainer("mmfw")(partial(MmfwTrainer, observer, trainers))

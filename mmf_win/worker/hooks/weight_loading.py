@@ -1,7 +1,7 @@
-"""Counts what of a model a file of weights has set.
+"""Count of the tensors of a model that are loaded from a file of weights.
 
-MMF loads with ``strict=False``, or copies what a mapping of names finds in both, and says the same whether
-that was every tensor or none.
+MMF loads with ``strict=False``, or copies the tensors that a mapping of names finds in both, and reports the
+same whether that was every tensor or none.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mmf_win.errors import CheckpointError
 from mmf_win.worker.hooks.checkpoint_io import make_torch_load, replace_attribute
 from mmf_win.worker.hooks.observer import Observer
 
-_MAX_LISTED_TENSORS = 20  # tensors that the event names
+_MAX_LISTED_TENSORS = 20  # in the event
 _MATCHING_WEIGHTS_HINT = (
-    "name weights of such a model; checkpoint.pretrained_state_mapping says which parts MMF takes"
+    "use weights of a matching model; checkpoint.pretrained_state_mapping selects the parts to load"
 )
 
 
 def count_loaded_tensors(observer: Observer) -> None:
-    """Count what MMF's models load, also while they are built, where files are read as elsewhere."""
+    """Count the tensors that MMF's models load, also while they are built; restrict ``torch.load``."""
     from mmf.models.base_model import BaseModel
 
     @wrap(BaseModel, "load_state_dict")
@@ -40,21 +40,28 @@ def count_loaded_tensors(observer: Observer) -> None:
 def report_unset_tensors(
     observer: Observer, model: nn.Module, copied: Collection[str], weights: Mapping[str, Any]
 ) -> None:
-    """Write the event that names the tensors of a model which ``weights`` left as they were.
+    """Write the event that lists the tensors of a model that were not loaded.
 
-    Raises CheckpointError where these are all of them.
+    Args:
+        observer: Writes the event.
+        model: The model.
+        copied: Names of the loaded tensors.
+        weights: The tensors of the file.
+
+    Raises:
+        CheckpointError: Nothing was loaded.
     """
-    of_model = list(model.state_dict())
-    missing = [name for name in of_model if name not in copied]
+    model_names = list(model.state_dict())
+    missing = [name for name in model_names if name not in copied]
     source = str(observer.weights_source or type(model).__name__)
-    if of_model and not copied:
+    if model_names and not copied:
         raise CheckpointError(
-            f"{source}: none of its {len(weights)} tensors is among the {len(of_model)} of the model",
+            f"{source}: none of its {len(weights)} tensors matches the model ({len(model_names)} tensors)",
             hint=_MATCHING_WEIGHTS_HINT,
         )
     observer.loaded_tensors.update(copied)
     if not observer.has_begun:  # after training, MMF loads the best checkpoint again
-        count, total = len(of_model) - len(missing), len(of_model)
+        count, total = len(model_names) - len(missing), len(model_names)
         observer.write_event(
             "loaded", source=source, copied=count, total=total, missing=missing[:_MAX_LISTED_TENSORS]
         )
@@ -64,30 +71,39 @@ def report_unset_tensors(
 def count_copied_tensors(
     observer: Observer, model: nn.Module, weights: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
-    """Inside the block, count what MMF copies as ``model.state_dict()[name].copy_(yielded[other])``.
+    """Count the tensors that MMF copies with ``model.state_dict()[name].copy_(weights[other_name])``.
 
-    Raises CheckpointError where two that are to match differ in shape, or nothing was copied.
+    Args:
+        observer: Writes the event about tensors that were not copied.
+        model: The model.
+        weights: The tensors of the file.
+
+    Yields:
+        The weights to pass to MMF.
+
+    Raises:
+        CheckpointError: The shapes of two tensors differ, or nothing was copied.
     """
-    asked: list[str] = []  # names of the model's tensors; the last is the one that MMF copies to
-    of_model, copied = model.state_dict(), set[str]()
+    requests: list[str] = []  # of the model; MMF copies to the last one
+    model_tensors, copied = model.state_dict(), set[str]()
 
     def record_copy(name: str) -> None:
-        here, there = list(of_model[asked[-1]].shape), list(weights[name].shape)
-        if here != there:  # torch would repeat a smaller one
-            message = (
-                f"{observer.weights_source}: {name} has the shape {there}, and the model's {asked[-1]} {here}"
-            )
+        target = requests[-1]
+        model_shape, file_shape = list(model_tensors[target].shape), list(weights[name].shape)
+        if model_shape != file_shape:  # torch would broadcast a smaller tensor
+            difference = f"{name} has shape {file_shape}, but the model's {target} has shape {model_shape}"
+            message = f"{observer.weights_source}: {difference}"
             raise CheckpointError(message, hint=_MATCHING_WEIGHTS_HINT)
-        copied.add(asked[-1])
+        copied.add(target)
 
-    with replace_attribute(model, "state_dict", lambda: _RecordingDict(of_model, asked.append)):
+    with replace_attribute(model, "state_dict", lambda: _RecordingDict(model_tensors, requests.append)):
         yield _RecordingDict(weights, record_copy)
-    del model.state_dict  # the class has it
+    del model.state_dict  # reveals the method of the class
     report_unset_tensors(observer, model, copied, weights)
 
 
 class _RecordingDict(dict[str, Any]):
-    """Tells of each name whose value is asked for."""
+    """Dictionary that records each name that is looked up."""
 
     def __init__(self, values: Mapping[str, Any], record: Callable[[str], None]) -> None:
         super().__init__(values)

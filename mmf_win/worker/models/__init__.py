@@ -1,1 +1,1 @@
-"""Models that MMF has not, by which it trains and predicts as by its own; named as its ``model``."""
+"""Models that MMF does not have, which it can train and use like its own."""

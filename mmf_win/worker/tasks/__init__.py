@@ -1,1 +1,1 @@
-"""Tasks of the worker beside training and prediction: check a model, export it, serve it."""
+"""Other tasks of the worker than training and prediction: check a model, export it, serve it."""

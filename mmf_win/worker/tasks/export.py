@@ -1,8 +1,9 @@
-"""A trained model as ONNX: bytes of images, tokens and region features in, probabilities out.
+"""Export of a trained model as ONNX: image bytes, tokens and region features in, probabilities out.
 
-Beside it lie ``tokenizer.json``, for the library tokenizers, where the model reads text, and ``model.json``.
-Its ``text`` says how ids become a row: ``cls``, at most ``max_length`` - 2 of them, ``sep``, and ``pad``
-where the mask is 0. Rows are one longer than the longest of their batch, but no longer than ``max_length``.
+The folder also contains ``model.json`` and, if the model reads text, ``tokenizer.json`` for the library
+tokenizers. ``text`` in ``model.json`` defines how token IDs become a row: ``cls``, at most ``max_length`` - 2
+IDs, ``sep``, and ``pad`` where the mask is 0. Rows are one token longer than the longest row of their batch,
+but not longer than ``max_length``.
 """
 
 from __future__ import annotations
@@ -33,20 +34,16 @@ from mmf_win.worker.prediction_progress import get_single_loader
 _OPSET = 20
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "pillow")
 _CLASSES = ["not hateful", "hateful"]
-_DYNAMIC_AXES = {
-    "image": (0, 1, 2),
-    "input_ids": (0, 1),
-    "input_mask": (0, 1),
-}  # axes; of others, only the first
-_FIRST_CAUSE = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
+_DYNAMIC_AXES = {"image": (0, 1, 2), "input_ids": (0, 1), "input_mask": (0, 1)}  # default: the first axis
+_FIRST_CAUSE = re.compile(r"<class '[\w.]+'>: (.+)")  # the exporter lists the first cause first
 
 
 class ExportableModel(nn.Module):
-    """MMF's model behind plain tensors, all with a row for each meme.
+    """MMF's model with plain tensors as inputs, each with one row per meme.
 
     Args:
-        model: MMF's, on the CPU.
-        resize: makes of ``image`` and ``size`` what the model takes; None if it takes no images.
+        model: MMF's model, on the CPU.
+        resize: Converts ``image`` and ``size`` to the model's input; ``None`` if it uses no images.
     """
 
     def __init__(self, model: nn.Module, resize: PillowResize | None) -> None:
@@ -54,7 +51,7 @@ class ExportableModel(nn.Module):
         self.model, self.resize = model, resize
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Probabilities of the classes, float32 [batch, classes]."""
+        """Return the probabilities of the classes, float32 [batch, classes]."""
         batch = SampleList()
         batch.dataset_name, batch.dataset_type = "hateful_memes", "test"
         if self.resize is not None:
@@ -62,23 +59,29 @@ class ExportableModel(nn.Module):
         if "input_ids" in inputs:
             batch.input_ids, batch.input_mask = inputs["input_ids"], inputs["input_mask"]
             batch.segment_ids = torch.zeros_like(batch.input_ids)  # one text is one segment
-            # MMBT of 1.0.0rc12 would compute it by comparing values, of which a graph has none.
+            # MMBT of 1.0.0rc12 would compute it by comparing values, which a graph does not have.
             batch.modal_token_type_ids = torch.ones_like(batch.input_ids[:, :1])
         if "features" in inputs:
             batch.image_feature_0, info = inputs["features"], SampleList()
             info.max_features = inputs["max_features"]
             info.bbox = region_locations(inputs["boxes"], inputs["image_size"])
             batch.image_info_0 = info
-        # Not of the object, which may score a batch in parts.
+        # The method of the class, because that of the object may score a batch in parts.
         scores: Tensor = type(self.model).forward(self.model, batch)["scores"]
         return scores.softmax(1)
 
 
 def region_locations(boxes: Tensor, image_size: Tensor) -> Tensor:
-    """What ViLBERT knows of regions: corners and area relative to their image, [batch, boxes, 5].
+    """Compute ViLBERT's region locations: corners and area relative to the image.
 
-    ``boxes`` are pixels (x1, y1, x2, y2), ``image_size`` [batch, 2] is (height, width). 1.0.0rc10 computes it
-    by numpy, which an exporter takes for constants.
+    MMF 1.0.0rc10 computes them with numpy, whose results an exporter would treat as constants.
+
+    Args:
+        boxes: Pixels (x1, y1, x2, y2), [batch, boxes, 4].
+        image_size: (height, width), [batch, 2].
+
+    Returns:
+        Locations, [batch, boxes, 5].
     """
     height, width = image_size[:, None, 0], image_size[:, None, 1]
     x1, y1, x2, y2 = boxes.unbind(-1)
@@ -98,12 +101,13 @@ def _vilbert_inputs(batch: SampleList) -> dict[str, Any]:
 
 
 def export_onnx(trainer: Any, request: AttemptRequest, task: ExportTask) -> None:
-    """Write the model that MMF's trainer has predicted with to the folder of the task.
+    """Export the model that MMF's trainer has predicted with to the folder of the task.
 
-    Raises UsageError where the model, or what prepares its inputs, cannot be exported.
+    Raises:
+        UsageError: The model or its input processing cannot be exported.
     """
     assert request.checkpoint is not None
-    began, folder = time.monotonic(), Path(task.export_dir)
+    started, folder = time.monotonic(), Path(task.export_dir)
     dataset = get_single_loader(trainer.test_loader).dataset
     row, resize = dataset[0], None
     if "image" in row:
@@ -122,7 +126,7 @@ def export_onnx(trainer: Any, request: AttemptRequest, task: ExportTask) -> None
         program.save(str(file))
         names = {value.name: value for value in inputs}
         boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
-        about = {
+        description = {
             "inputs": [{"name": name, "dtype": value.dtype.numpy().name} for name, value in names.items()],
             "text": _export_tokenizer(dataset.text_processor, folder) if "input_ids" in names else None,
             "image": "image" in names,
@@ -132,27 +136,27 @@ def export_onnx(trainer: Any, request: AttemptRequest, task: ExportTask) -> None
             "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
             "versions": {"mmfw": __version__, "mmf": mmf_version, **{n: version(n) for n in _PACKAGES}},
         }
-        write_json(folder / "model.json", about)
+        write_json(folder / "model.json", description)
         if task.int8:
             _quantize_model(file, folder / "int8.onnx")
-        for number in range(len(dataset) if about["features"] else 0):
+        for number in range(len(dataset) if description["features"] else 0):
             _save_features(dataset[number], folder)
-    request.write_event("exported", seconds=round(time.monotonic() - began, 1))
+    request.write_event("exported", seconds=round(time.monotonic() - started, 1))
 
 
 def _quantize_model(model: Path, target: Path) -> None:
-    """Write a model with weights of 8 bits, but for convolutions, which would take twice as long then."""
+    """Write a model with 8-bit weights, except in convolutions, which would become twice as slow."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     def infer_shapes(path: str, output: str, *_: Any, **__: Any) -> None:
-        """Not in C, where on Windows no path of any letters can be opened.
+        """Infer shapes in Python, because on Windows the C code only opens paths in the code page.
 
-        It also forgets the shapes of weights, which onnxruntime transposes as it makes a MatMul of a Gemm.
+        This also removes the shapes of weights, which onnxruntime transposes when it converts Gemm to MatMul.
         """
-        found = onnx.load(path)
-        del found.graph.value_info[:]
-        onnx.save(onnx.shape_inference.infer_shapes(found), output)
+        loaded = onnx.load(path)
+        del loaded.graph.value_info[:]
+        onnx.save(onnx.shape_inference.infer_shapes(loaded), output)
 
     with replace_attribute(onnx.shape_inference, "infer_shapes_path", infer_shapes):
         quantize_dynamic(
@@ -161,29 +165,33 @@ def _quantize_model(model: Path, target: Path) -> None:
 
 
 def _require_processor(processor: Any, *supported_names: str) -> Any:
-    """MMF's processor inside of its wrapper; UsageError where it is of another class."""
+    """Return MMF's processor without its wrapper.
+
+    Raises:
+        UsageError: The class of the processor is not supported.
+    """
     inner = getattr(processor, "processor", processor)
     if type(inner).__name__ not in supported_names:
-        only = " and ".join(supported_names)
-        raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {only}")
+        supported = ", ".join(supported_names)
+        raise UsageError(f"cannot export MMF's processor {type(inner).__name__} (supported: {supported})")
     return inner
 
 
 def _save_features(row: Any, folder: Path) -> None:
-    """Write a row's region features as ``run.py`` reads them."""
+    """Write a row's region features in the format of ``run.py``."""
     info = row.image_info_0
-    kept: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
+    arrays: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
     if "bbox" in info:
         height, width, boxes = info["image_height"], info["image_width"], numpy.asarray(info["bbox"])
-        if boxes.shape[1] == 5:  # of 1.0.0rc12 it is what location() makes
+        if boxes.shape[1] == 5:  # in 1.0.0rc12, relative locations (see region_locations)
             boxes = boxes[:, :4] * numpy.array([width, height, width, height], numpy.float32)
-        kept |= {"boxes": boxes, "image_size": [height, width]}
+        arrays |= {"boxes": boxes, "image_size": [height, width]}
     (folder / "features").mkdir(exist_ok=True)
-    numpy.savez(folder / "features" / f"{int(row.id)}.npz", **kept)
+    numpy.savez(folder / "features" / f"{int(row.id)}.npz", **arrays)
 
 
 def _export_tokenizer(processor: Any, folder: Path) -> dict[str, Any]:
-    """Write the tokenizer, and tell how its ids become a row."""
+    """Write the tokenizer, and return how its IDs become a row."""
     processor = _require_processor(processor, "BertTokenizer", "ClipTokenizer")
     tokenizer = processor._tokenizer
     backend = tokenizer.backend_tokenizer
@@ -195,7 +203,7 @@ def _export_tokenizer(processor: Any, folder: Path) -> dict[str, Any]:
 
 
 def _example_inputs(row: Any) -> dict[str, Tensor]:
-    """Inputs of the shapes that rows of the dataset have; their lengths differ from all that is constant."""
+    """Return example inputs with the shapes of a dataset row; their lengths differ from all constants."""
     inputs = {}
     if "image" in row:
         inputs["image"] = torch.zeros(3, 52, 46, 3, dtype=torch.uint8)
@@ -210,19 +218,34 @@ def _example_inputs(row: Any) -> dict[str, Tensor]:
     return inputs
 
 
+def _require_two_scores(model: ExportableModel, inputs: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the model returns one score per class for each of 3 rows."""
+    with torch.no_grad():
+        shape = tuple(model(inputs).shape)
+    if shape != (3, len(_CLASSES)):
+        raise ValueError(f"its scores have shape {shape[1:]}, not two values")
+
+
 def export_program(model_name: str, model: ExportableModel, inputs: dict[str, Tensor]) -> Any:
-    """Export a model as an ONNX program that takes batches of any size.
+    """Export a model as an ONNX program for batches of any size.
+
+    Args:
+        model_name: MMF's name of the model, for messages.
+        model: The model.
+        inputs: Example inputs with 3 rows.
+
+    Returns:
+        The program.
 
     Raises:
-        UsageError: torch cannot export it.
+        UsageError: torch cannot export the model.
+        MemoryError: There is too little memory.
+        OSError: A file cannot be written.
     """
     try:
-        with torch.no_grad():
-            shape = tuple(model(inputs).shape)
-        if shape != (3, len(_CLASSES)):
-            raise ValueError(f"its scores are {shape[1:]} numbers, not two")
-        varies = torch.export.Dim.DYNAMIC
-        axes = {each: dict.fromkeys(_DYNAMIC_AXES.get(each, (0,)), varies) for each in inputs}
+        _require_two_scores(model, inputs)
+        dynamic = torch.export.Dim.DYNAMIC
+        axes = {name: dict.fromkeys(_DYNAMIC_AXES.get(name, (0,)), dynamic) for name in inputs}
         return torch.onnx.export(
             model,
             kwargs={"inputs": inputs},
@@ -234,7 +257,7 @@ def export_program(model_name: str, model: ExportableModel, inputs: dict[str, Te
         )
     except (MemoryError, OSError):
         raise
-    except Exception as error:  # of MMF, torch or onnxscript
-        found = _FIRST_CAUSE.search(str(error))
-        why = found[1] if found else f"{type(error).__name__}: {error}"
-        raise UsageError(f"torch {torch.__version__} cannot export {model_name} ({why})") from error
+    except Exception as error:  # raised by MMF, torch or onnxscript
+        cause = _FIRST_CAUSE.search(str(error))
+        reason = cause[1] if cause else f"{type(error).__name__}: {error}"
+        raise UsageError(f"torch {torch.__version__} cannot export {model_name} ({reason})") from error

@@ -1,4 +1,4 @@
-"""Answers with the model that MMF has loaded and predicted with, in the way of MMF's own prediction."""
+"""Server of predictions with the model that MMF has loaded, computed as MMF does."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from mmf_win.worker.prediction_progress import get_single_loader
 
 
 def serve_model(trainer: Any, request: AttemptRequest) -> None:
-    """Answer until the parent is gone; the dataset of MMF's trainer gets the rows that are asked for."""
+    """Answer requests until the parent exits; their rows are passed to the dataset of MMF's trainer."""
     loader, model = get_single_loader(trainer.test_loader), trainer.model.eval()
-    [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # of several files MMF makes one
+    [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # MMF concatenates several files
     annotations = dataset.annotation_db
     annotations.mmfw_file = None
-    by_mmf = bool(OmegaConf.select(trainer.config, "training.fp16"))  # our own precision is in the model
+    # mmfw applies its own precision inside the model.
+    uses_mmf_fp16 = bool(OmegaConf.select(trainer.config, "training.fp16"))
 
     @torch.inference_mode()
     def predict(rows: list[dict[str, Any]]) -> list[float]:
         annotations.data = rows
         batch = loader.collate_fn([dataset[number] for number in range(len(rows))])
         batch = dataset.prepare_batch(batch).to(trainer.device)
-        with torch.autocast("cuda", enabled=by_mmf):
+        with torch.autocast("cuda", enabled=uses_mmf_fp16):
             report = Report(batch, model(batch))
         return [row["proba"] for row in dataset.format_for_prediction(report)]
 

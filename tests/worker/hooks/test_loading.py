@@ -90,7 +90,7 @@ def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_th
     hint = str(refused.value.hint)
     [command] = re.findall("`(.*)`", hint)
     subprocess.run(command, shell=True, check=True)
-    again = Path(hint.partition("then name ")[2])
+    again = Path(hint.partition("then use ")[2])
     assert load(again)["model"]["head"].tolist() == [1.0, 1.0, 1.0]
 
 

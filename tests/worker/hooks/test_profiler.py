@@ -79,7 +79,7 @@ MUCH = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8,
     ("waiting", "epoch", "failed", "said"),
     [
         (MUCH, 2, {}, ""),
-        (MUCH, 1, {}, ", and less once all images are decoded"),
+        (MUCH, 1, {}, ", less once all images are decoded"),
         (MUCH, 2, {"micro_batch": 4}, ""),
         (MUCH, 2, {"workers": 1}, None),  # memory ran out with more
         (replace(MUCH, waited=0.1), 2, {}, None),

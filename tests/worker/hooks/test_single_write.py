@@ -75,7 +75,7 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
         hostile_archives.flip_byte(part, part.read_bytes().index(weights.numpy().tobytes()) + 4000)
 
     monkeypatch.setattr(os, "fsync", damage)
-    with pytest.raises(CheckpointError, match=r"current\.ckpt: .* just after it was written"):
+    with pytest.raises(CheckpointError, match=r"current\.ckpt: damaged while being written"):
         checkpoint_io.CheckpointWriter()({"weights": weights}, path)
     assert names(tmp_path) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
