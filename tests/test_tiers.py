@@ -56,7 +56,7 @@ GUARANTEES = {
     "at any moment each name is the complete old file": (
         "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before"
     ),
-    "free space is checked before each save": "test_too_little_space_is_told_before_a_byte_is_written",
+    "free space is checked before each save": "test_too_little_space_is_reported_before_writing",
     "old `models/model_N": "test_a_save_is_one_write_and_old_ones_are_removed",
     "the weights": "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights",
     "the best score": "test_the_best_is_remembered_when_a_run_goes_on",
@@ -64,14 +64,14 @@ GUARANTEES = {
     "the state of the random generators": (
         "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights"
     ),
-    "the order of the rows": "test_the_order_goes_on_within_an_epoch_also_with_other_batches",
+    "the order of the rows": "test_row_order_continues_within_an_epoch_with_other_batch_sizes",
     "CUDA ran out in a forward or backward pass": "test_micro_batch_is_reduced_until_it_fits",
     "CUDA ran out in a validation": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
     "CUDA ran out in `mmfw predict`": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
     "the computer's memory ran out": "test_a_killed_data_loader_worker_means_fewer_of_them",
-    "too many files were open": "test_the_class_of_an_error",
+    "too many files were open": "test_outcome_of_errors",
     "a disk, a quota or the size of a file": (
-        "test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part"
+        "test_disk_that_fills_up_while_writing_leaves_only_the_old_file"
     ),
     "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
     "a loss or a weight that is not a number": (

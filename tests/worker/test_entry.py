@@ -1,4 +1,4 @@
-"""What the worker says when one of its own processes fails, with functions in the place of MMF's."""
+"""Outcomes of worker processes, with fake functions instead of those of MMF."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def request_(tmp_path: Path) -> AttemptRequest:
     return request
 
 
-def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_absence(
+def test_outcome_recorded_by_a_helper_takes_precedence(
     request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A DataLoader's worker on Windows, for which the paging file is too small to import torch once more."""
+    """A DataLoader worker on Windows may run out of the paging file when it imports torch."""
 
     def out_of_memory(*_: Any) -> None:
         raise MemoryError
@@ -42,22 +42,22 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
 
     monkeypatch.setattr(worker, "prepare_mmf", lambda *_: None)
     monkeypatch.setattr(worker, "run_mmf", broken_pipe)
-    end = worker.run_attempt(request_, None)  # type: ignore[arg-type]
-    assert (end.kind, end.message) == ("host_oom", "MemoryError")
+    outcome = worker.run_attempt(request_, None)  # type: ignore[arg-type]
+    assert (outcome.kind, outcome.message) == ("host_oom", "MemoryError")
 
 
-def test_without_such_a_word_the_workers_own_error_counts(
+def test_error_of_the_worker_counts_if_no_helper_recorded_one(
     request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise ValueError("x")
 
-    monkeypatch.setattr(worker, "prepare_mmf", fails)
+    monkeypatch.setattr(worker, "prepare_mmf", fail)
     assert worker.run_attempt(request_, None).kind == "mmf"  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_a_worker_may_have_as_many_files_open_as_the_system_allows() -> None:
+def test_limit_of_open_files_is_raised_to_the_maximum() -> None:
     code = """
 import resource
 from mmf_win.worker.entry import raise_file_limit
@@ -84,15 +84,11 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         ),
         (("threading.Thread(target=time.sleep, args=[99], daemon=True).start()",), 3, ""),
     ],
-    ids=[
-        "what libraries do at exit",
-        "a thread that an exit waits for",
-        "a thread that it does not wait for",
-    ],
+    ids=["exit functions of libraries", "a thread that an exit waits for", "a daemon thread"],
 )
-def test_leaving_at_once_loses_nothing(lines: tuple[str, ...], code: int, printed: str) -> None:
-    """Each in a process of its own, which tells by its exit code which way it took."""
+def test_immediate_exit_loses_nothing(lines: tuple[str, ...], code: int, printed: str) -> None:
+    """The exit code of a subprocess shows how it exited."""
     imports = ["import atexit, threading, time", "from mmf_win.worker.entry import exit_immediately"]
     program = "\n".join([*imports, *lines, "exit_immediately(3)", "raise SystemExit(4)"])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
-    assert (done.returncode, done.stdout) == (code, printed)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
+    assert (result.returncode, result.stdout) == (code, printed)

@@ -1,4 +1,4 @@
-"""An operation that ONNX has not is named, with the model that needs it."""
+"""Messages of a failed export."""
 
 from __future__ import annotations
 
@@ -36,10 +36,13 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("scores", "named"), [(2, "No ONNX function found for <OpOverload(op='aten.linalg_eig'"), (1, "not two")]
+    ("scores", "message"),
+    [(2, "No ONNX function found for <OpOverload(op='aten.linalg_eig'"), (1, "not two")],
 )
-def test_what_cannot_be_exported_is_named(scores: int, named: str) -> None:
+def test_reason_of_a_failed_export_is_named(scores: int, message: str) -> None:
     command = [sys.executable, "-c", _EXPORT.replace("WANTED", str(scores))]
-    environment = {**os.environ, "PYTHONUTF8": "1"}  # as workers have it, since torch prints a ✅
-    said = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment).stdout
-    assert " cannot export my_model (" in said and named in said
+    environment = {**os.environ, "PYTHONUTF8": "1"}  # as in workers: torch prints a ✅
+    output = subprocess.run(
+        command, check=True, capture_output=True, encoding="utf-8", env=environment
+    ).stdout
+    assert " cannot export my_model (" in output and message in output

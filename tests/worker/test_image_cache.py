@@ -1,4 +1,4 @@
-"""Images are decoded once: whatever happens to the cache, the result is that of decoding."""
+"""The cache of images: whatever happens to it, the result is that of decoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-image_of = pytest.importorskip("PIL.Image", reason="could not import Pillow")
+pil_image = pytest.importorskip("PIL.Image", reason="could not import Pillow")
 
 from mmf_win.worker import disk_cache  # noqa: E402
 from mmf_win.worker.disk_cache import ImageCache, evict_if_nearly_full  # noqa: E402
 
 
 class World:
-    """A cache whose folder is not there at first, and an image of many colours."""
+    """A cache whose folder does not exist yet, and an image of many colours."""
 
     def __init__(self, root: Path) -> None:
         self.folder, self.png = root / "кэш", root / "мем 梗.png"
@@ -30,34 +30,34 @@ class World:
     def draw(self, seed: int) -> None:
         """Write an image of 40 × 30 pixels."""
         pixels = bytes((n * seed * 37) % 251 for n in range(40 * 30 * 3))
-        image_of.frombytes("RGB", (40, 30), pixels).save(self.png)
+        pil_image.frombytes("RGB", (40, 30), pixels).save(self.png)
 
     def decode(self, path: Path) -> Any:
-        """The image at half its size."""
+        """Return the image at half its size."""
         self.decoded += 1
-        with image_of.open(path) as image:
+        with pil_image.open(path) as image:
             return image.convert("RGB").resize((20, 15))
 
     def get(self, recipe: str = "half") -> bytes:
-        """The pixels of the image."""
+        """Return the pixels of the image."""
         image = self.images.get_image(self.png, recipe, self.decode)
         assert (image.mode, image.size) == ("RGB", (20, 15))
         return bytes(image.tobytes())
 
     @property
     def files(self) -> list[Path]:
-        """What the cache has written."""
+        """Files of the cache."""
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture
 def world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """On a disk that has room, whatever the machine's has."""
+    """Return a world on a disk that always has enough free space."""
     monkeypatch.setattr(disk_cache, "free_space", lambda _: 1 << 40)
     return World(user_dir)
 
 
-def test_an_image_is_decoded_once_by_each_recipe_and_stays_what_it_is(world: World) -> None:
+def test_image_is_decoded_once_per_recipe(world: World) -> None:
     first = world.get()
     world.images = ImageCache(world.folder)
     assert world.get() == first
@@ -66,8 +66,8 @@ def test_an_image_is_decoded_once_by_each_recipe_and_stays_what_it_is(world: Wor
     assert world.decoded == 2
 
 
-def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(world: World) -> None:
-    """On Linux and macOS also where its time is the same; Windows knows no time of the last change."""
+def test_replaced_image_of_the_same_size_is_decoded_again(world: World) -> None:
+    """On Linux and macOS even if its time is the same; Windows has no time of the last change."""
     before, png = world.get(), world.png
     old = png.stat()
     world.draw(2)
@@ -93,21 +93,21 @@ def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(world: Wo
     ],
     ids=["short", "half a header", "empty", "a flipped bit", "another format"],
 )
-def test_a_damaged_file_is_made_again(world: World, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_cache_file_is_rewritten(world: World, damage: Callable[[bytes], bytes]) -> None:
     expected = world.get()
-    [kept] = world.files
-    kept.write_bytes(damage(kept.read_bytes()))
+    [cached] = world.files
+    cached.write_bytes(damage(cached.read_bytes()))
     assert [world.get(), world.get()] == [expected] * 2
     assert world.decoded == 2
 
 
-def test_a_folder_that_vanishes_is_made_again(
+def test_removed_cache_folder_is_created_again(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.get()
     shutil.rmtree(world.folder)
     with monkeypatch.context() as patch:
-        # It vanishes once more, before the file is written.
+        # It is removed again before the file is written.
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
         world.get()
     world.get()
@@ -115,70 +115,68 @@ def test_a_folder_that_vanishes_is_made_again(
 
 
 @pytest.mark.parametrize(
-    ("limit", "free", "kept"),
+    ("limit", "free", "cached"),
     [(1000, 1 << 40, 1), (1 << 40, 1 << 30, 0), (1 << 40, 1 << 40, 0)],
-    ids=["folder is full", "disk is full", "a file is in its place"],
+    ids=["folder is full", "disk is full", "a file instead of the folder"],
 )
-def test_where_there_is_no_room_it_says_so_once_and_keeps_what_it_has(
+def test_full_cache_warns_once_and_keeps_its_files(
     world: World,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
     free: int,
-    kept: int,
+    cached: int,
 ) -> None:
     if limit == free:
         world.folder.write_text("not a folder", encoding="utf-8")
     monkeypatch.setattr(disk_cache, "MAX_CACHE_BYTES", limit)
     monkeypatch.setattr(disk_cache, "free_space", lambda _: free)
     assert len({world.get(recipe) for recipe in ("a", "b", "a")}) == 1
-    assert (world.decoded, len(world.files)) == (3 - kept, kept)
-    [once] = caplog.messages
-    assert str(world.folder) in once
+    assert (world.decoded, len(world.files)) == (3 - cached, cached)
+    [warning] = caplog.messages
+    assert str(world.folder) in warning
 
 
-def test_the_next_run_removes_the_oldest_files_of_one_that_is_nearly_full(
+def test_oldest_files_of_a_nearly_full_cache_are_evicted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evict_if_nearly_full(world.folder)  # which is not there
+    evict_if_nearly_full(world.folder)  # does not exist yet
     for age, recipe in enumerate("abcd"):
         before = set(world.files)
         world.get(recipe)
         [new] = set(world.files) - before
         os.utime(new, (age, age))
     size = world.files[0].stat().st_size
-    for limit, kept in ((5 * size, {0, 1, 2, 3}), (4 * size, {2, 3}), (2 * size, {3})):
+    for limit, cached in ((5 * size, {0, 1, 2, 3}), (4 * size, {2, 3}), (2 * size, {3})):
         monkeypatch.setattr(disk_cache, "MAX_CACHE_BYTES", limit)
         evict_if_nearly_full(world.folder)
-        assert {path.stat().st_mtime for path in world.files} == kept
+        assert {path.stat().st_mtime for path in world.files} == cached
 
 
-def test_a_very_long_image_is_kept(world: World) -> None:
+def test_very_wide_image_is_cached(world: World) -> None:
     for _ in range(2):
         image = world.images.get_image(
-            world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3))
+            world.png, "long", lambda _: pil_image.new("RGB", (70_000, 1), (1, 2, 3))
         )
         assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 
-def test_several_may_write_the_same_image_at_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    def one(_: int) -> bytes:
+def test_concurrent_writers_of_the_same_image(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def get_pixels(_: int) -> bytes:
         return bytes(ImageCache(world.folder).get_image(world.png, "half", world.decode).tobytes())
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(one, range(8)))) == 1
+        assert len(set(pool.map(get_pixels, range(8)))) == 1
     assert (len(world.files), caplog.messages) == (1, [])
 
 
-def test_an_image_that_is_not_there_is_left_to_whoever_opens_it(world: World) -> None:
+def test_missing_image_raises_the_error_of_the_decoder(world: World) -> None:
     world.png.unlink()
     with pytest.raises(FileNotFoundError, match=world.png.name):
         world.get()
 
 
-def test_what_a_made_up_database_decodes_in_a_known_way_is_kept_and_anything_else_left_to_mmf(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_default_decoding_is_cached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     class Database:
         base_path = ""
         transform = "known"

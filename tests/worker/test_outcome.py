@@ -1,4 +1,4 @@
-"""What each way to fail means for the user: its class, and so its exit code."""
+"""Outcomes of errors, which determine the exit code."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mmf_win.worker.outcome import StopRequested, UntrustedCheckpointError, clas
 from tests.worlds.tools import is_wine
 
 
-def caught(error: BaseException) -> BaseException:
+def raise_and_catch(error: BaseException) -> BaseException:
     try:
         raise error
     except BaseException as raised:
         return raised
 
 
-def having(error: BaseException, **attributes: object) -> BaseException:
-    """An error with what else is known of it."""
+def with_attributes(error: BaseException, **attributes: object) -> BaseException:
+    """Set attributes of an error and return it."""
     for name, value in attributes.items():
         setattr(error, name, value)
     return error
 
 
-# What torch says in a RuntimeError.
-SAID_BY_TORCH = [
+# Messages of RuntimeErrors that torch raises.
+TORCH_MESSAGES = [
     ("[enforce fail] DefaultCPUAllocator: not enough memory: you tried", "host_oom"),
     ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda_oom"),
     ("CUDA error: out of memory", "cuda_oom"),
@@ -49,8 +49,10 @@ SAID_BY_TORCH = [
     ("NaN occurred in the following loss(es)", "nan"),
 ]
 LOADER_OUT_OF_MEMORY = "Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"
-# Only Windows makes an OSError with its number.
-PAGING_FILE = having(OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455)
+# OSError sets the number on Windows only.
+PAGING_FILE = with_attributes(
+    OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455
+)
 KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
 
@@ -61,12 +63,15 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (StopRequested("stopped at update 3"), "interrupted"),
         (KeyboardInterrupt(), "interrupted"),
         (MemoryError(), "host_oom"),
-        *((RuntimeError(said), outcome) for said, outcome in SAID_BY_TORCH),
+        *((RuntimeError(said), outcome) for said, outcome in TORCH_MESSAGES),
         (PAGING_FILE, "host_oom"),
         (KILLED, "host_oom"),
-        (having(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
-        (having(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
-        (having(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
+        (with_attributes(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
+        (with_attributes(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
+        (
+            with_attributes(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")),
+            "cuda_oom",
+        ),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
         (OSError(LOADER_OUT_OF_MEMORY), "host_oom"),
         (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "disk"),
@@ -84,18 +89,18 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_the_class_of_an_error(error: BaseException, outcome: OutcomeKind) -> None:
-    assert classify_exception(caught(error)).kind == outcome
+def test_outcome_of_errors(error: BaseException, outcome: OutcomeKind) -> None:
+    assert classify_exception(raise_and_catch(error)).kind == outcome
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [(OSError("[WinError 126] The specified module could not be found"), "mmf"), (PAGING_FILE, "host_oom")],
 )
-def test_what_fails_before_mmf_is_imported_is_the_environments_fault_but_for_a_lack_of_memory(
+def test_errors_before_mmf_is_imported_are_of_the_environment_except_lack_of_memory(
     error: BaseException, outcome: OutcomeKind
 ) -> None:
-    assert classify_exception(caught(error), is_prepared=False).kind == outcome
+    assert classify_exception(raise_and_catch(error), is_prepared=False).kind == outcome
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_what_fails_before_mmf_is_imported_is_the_environments_fault_but_for_a_l
         ("mmf/models/mine.py", "evaluate", False),
     ],
 )
-def test_a_validation_is_known_by_mmfs_loop_and_not_by_a_method_of_the_users_model(
+def test_only_frames_of_mmf_mark_a_validation(
     tmp_path: Path, file: str, function: str, validating: bool
 ) -> None:
     names: dict[str, Any] = {}
@@ -119,15 +124,15 @@ def test_a_validation_is_known_by_mmfs_loop_and_not_by_a_method_of_the_users_mod
     assert classify_exception(error.value).during_validation == validating
 
 
-def test_an_error_is_said_in_one_line_with_its_type() -> None:
-    end = classify_exception(caught(ValueError("one\n  two")))
-    assert end.message == "ValueError: one two"
+def test_message_is_one_line_with_the_type_of_the_error() -> None:
+    classified = classify_exception(raise_and_catch(ValueError("one\n  two")))
+    assert classified.message == "ValueError: one two"
 
 
 @pytest.mark.parametrize("code", [None, 0, 3, "no license"])
-def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | str | None) -> None:
-    end = classify_exception(caught(SystemExit(code)))
-    assert (end.kind, end.message) == ("internal", f"a library called sys.exit({code!r})")
+def test_sys_exit_of_a_library_is_reported_with_its_code(code: int | str | None) -> None:
+    classified = classify_exception(raise_and_catch(SystemExit(code)))
+    assert (classified.kind, classified.message) == ("internal", f"a library called sys.exit({code!r})")
 
 
 @pytest.mark.torch
@@ -141,7 +146,7 @@ def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | 
         (OSError, "cuda_oom"),
     ],
 )
-def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
+def test_error_of_a_dataloader_worker_is_reported_in_one_line(
     kind: type[Exception], outcome: OutcomeKind
 ) -> None:
     from torch._utils import ExceptionWrapper
@@ -152,21 +157,24 @@ def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
         wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
     with pytest.raises(kind) as raised_here:
         wrapped.reraise()
-    end = classify_exception(raised_here.value)
-    assert end.kind == outcome
-    assert "Caught" not in end.message and "Traceback" not in end.message
+    classified = classify_exception(raised_here.value)
+    assert classified.kind == outcome
+    assert "Caught" not in classified.message and "Traceback" not in classified.message
     if kind is UnreadableImageError:
-        assert (end.message, end.hint) == ("CUDA out of memory. seen: 3 rows", UnreadableImageError("x").hint)
-    elif kind is not KeyError:  # which shows its message as Python writes it
-        assert "CUDA out of memory. seen: 3 rows" in end.message
+        assert (classified.message, classified.hint) == (
+            "CUDA out of memory. seen: 3 rows",
+            UnreadableImageError("x").hint,
+        )
+    elif kind is not KeyError:  # KeyError shows the repr of its message
+        assert "CUDA out of memory. seen: 3 rows" in classified.message
 
 
 def _rank(number: int, folder: str) -> None:
-    """One of two ranks; the second leaves without a word, and the first writes what it takes that for."""
+    """Run one of two ranks; the second exits, and the first saves the outcome of its error."""
     import torch
 
-    meeting = (Path(folder) / "meeting").as_uri()
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    rendezvous = (Path(folder) / "rendezvous").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=number, world_size=2)
     torch.distributed.all_reduce(torch.ones(1))
     if number == 1:
         os._exit(0)
@@ -178,24 +186,24 @@ def _rank(number: int, folder: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(is_wine(), reason="gloo dies in its first all_reduce under Wine, which is no Windows")
-def test_a_rank_knows_that_another_one_is_gone(tmp_path: Path) -> None:
+@pytest.mark.skipif(is_wine(), reason="gloo dies in its first all_reduce under Wine, not on Windows")
+def test_rank_reports_that_another_rank_exited(tmp_path: Path) -> None:
     from torch.multiprocessing import spawn
 
     spawn(_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
-    end = AttemptOutcome.load(tmp_path / "end.json")
-    assert end is not None and end.kind == "killed"
-    assert "another process of this training exited" in end.message
+    classified = AttemptOutcome.load(tmp_path / "end.json")
+    assert classified is not None and classified.kind == "killed"
+    assert "another process of this training exited" in classified.message
 
 
 @pytest.mark.torch
-def test_torchs_own_out_of_memory_error_is_known() -> None:
+def test_out_of_memory_error_of_torch_is_recognized() -> None:
     import torch
 
-    assert classify_exception(caught(torch.cuda.OutOfMemoryError("any words"))).kind == "cuda_oom"
+    assert classify_exception(raise_and_catch(torch.cuda.OutOfMemoryError("any words"))).kind == "cuda_oom"
 
 
-_ASKS_THE_HUB = """
+_DOWNLOAD_FROM_HUB = """
 import sys
 from transformers import AutoConfig
 from mmf_win.worker.outcome import classify_exception
@@ -208,11 +216,11 @@ except OSError as error:
 
 
 @pytest.mark.torch
-def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path) -> None:
+def test_forbidden_download_names_the_variable(user_dir: Path) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(user_dir), "PYTHONUTF8": "1"}
-    command = [sys.executable, "-c", _ASKS_THE_HUB]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment)
-    assert done.stdout.startswith("network set HF_HUB_OFFLINE=0 ")
+    command = [sys.executable, "-c", _DOWNLOAD_FROM_HUB]
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment)
+    assert process.stdout.startswith("network set HF_HUB_OFFLINE=0 ")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +231,10 @@ def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path)
         "are out of shared memory.",
     ],
 )
-def test_full_shared_memory_gets_the_hint_that_helps(message: str) -> None:
-    end = classify_exception(RuntimeError(message))
-    assert end.kind == "host_oom" and "--shm-size" in str(end.hint) and "num_workers=0" in str(end.hint)
+def test_full_shared_memory_has_a_hint(message: str) -> None:
+    classified = classify_exception(RuntimeError(message))
+    assert (
+        classified.kind == "host_oom"
+        and "--shm-size" in str(classified.hint)
+        and "num_workers=0" in str(classified.hint)
+    )

@@ -1,6 +1,6 @@
-"""Libraries that open files in C, in a folder whose name no code page of Windows holds.
+"""Libraries that open files in C, in a folder whose name is in no code page of Windows.
 
-What lmdb, safetensors, tokenizers and TensorBoard open there is in the tests of those files.
+The tests of lmdb, safetensors, tokenizers and TensorBoard are in other files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-def torch_file_in_memory_and_mapped(folder: Path) -> None:
+def read_torch_file(folder: Path) -> None:
     import torch
 
     path = folder / "модель.ckpt"
@@ -23,14 +23,14 @@ def torch_file_in_memory_and_mapped(folder: Path) -> None:
         assert torch.load(path, mmap=mapped, weights_only=True)["a"].sum() == 3
 
 
-def font_of_matplotlib(folder: Path) -> None:
+def read_matplotlib_font(folder: Path) -> None:
     from matplotlib import font_manager, get_data_path
 
     font = shutil.copy(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), folder / "шрифт.ttf")
     assert font_manager.get_font(font).family_name == "DejaVu Sans"
 
 
-def picture_and_font_of_pillow(folder: Path) -> None:
+def read_image_and_font_with_pillow(folder: Path) -> None:
     from matplotlib import get_data_path
     from PIL import Image, ImageFont
 
@@ -42,8 +42,10 @@ def picture_and_font_of_pillow(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "opens", [torch_file_in_memory_and_mapped, font_of_matplotlib, picture_and_font_of_pillow]
+    "open_files", [read_torch_file, read_matplotlib_font, read_image_and_font_with_pillow]
 )
-def test_a_library_opens_its_files_below_any_name(user_dir: Path, opens: Callable[[Path], None]) -> None:
-    opens(user_dir)
-    assert [path.name for path in user_dir.parent.iterdir()] == [user_dir.name], "nothing beside it"
+def test_libraries_open_files_in_folders_outside_the_code_page(
+    user_dir: Path, open_files: Callable[[Path], None]
+) -> None:
+    open_files(user_dir)
+    assert [path.name for path in user_dir.parent.iterdir()] == [user_dir.name], "no other file was created"

@@ -1,4 +1,4 @@
-"""Several ranks leave together. Real processes and real collectives of torch; MMF's trainer is a fake."""
+"""A stop of several ranks, with real processes and collectives of torch and a fake trainer of MMF."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = [
 ]
 
 _RANKS = 2
-_ASKED_AT = 3
+_STOP_UPDATE = 3
 
 
-def _train(rank: int, folder: str, asked: int) -> None:
-    """One rank: an endless training; rank number ``asked`` sees the request to stop before the other does."""
+def _train(rank: int, folder: str, stopped_rank: int) -> None:
+    """Run one rank of an endless training; ``stopped_rank`` sees the stop request before the others."""
     import torch
 
     from mmf_win.worker.hooks import session
@@ -31,8 +31,8 @@ def _train(rank: int, folder: str, asked: int) -> None:
     from mmf_win.worker.stop_signal import StopSignal
 
     root = Path(folder)
-    meeting = f"file://{root / 'meeting'}"
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
+    rendezvous = f"file://{root / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=_RANKS)
     stop = StopSignal(root / f"stop-of-{rank}")
     observer = Observer(AttemptRequest(TrainTask(), "m", "mmf", str(root / "attempts" / "1")), stop)
     trainer = SimpleNamespace(num_updates=0, current_iteration=0, model=torch.nn.Linear(1, 1))
@@ -52,23 +52,23 @@ def _train(rank: int, folder: str, asked: int) -> None:
         while True:
             trainer.num_updates += 1
             torch.distributed.all_reduce(torch.ones(1))
-            if rank == asked and trainer.num_updates == _ASKED_AT:
+            if rank == stopped_rank and trainer.num_updates == _STOP_UPDATE:
                 (root / f"stop-of-{rank}").touch()
-            if trainer.num_updates > 2 * _ASKED_AT:
+            if trainer.num_updates > 2 * _STOP_UPDATE:
                 break
             training.on_update_end()
     except StopRequested:
-        # The first has saved, whoever gets here first.
-        told = f"{trainer.num_updates} {(root / 'saved').read_text(encoding='utf-8')}"
-        (root / f"left-{rank}").write_text(told, encoding="utf-8")
+        # Rank 0 has saved before any rank gets here.
+        updates = f"{trainer.num_updates} {(root / 'saved').read_text(encoding='utf-8')}"
+        (root / f"left-{rank}").write_text(updates, encoding="utf-8")
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
+    torch.distributed.destroy_process_group()  # gloo aborts a process that exits while its threads run
 
 
-@pytest.mark.parametrize("asked", range(_RANKS))
-def test_all_ranks_leave_at_the_update_at_which_any_is_asked(tmp_path: Path, asked: int) -> None:
+@pytest.mark.parametrize("stopped_rank", range(_RANKS))
+def test_all_ranks_stop_at_the_same_update(tmp_path: Path, stopped_rank: int) -> None:
     import torch
 
-    torch.multiprocessing.spawn(_train, args=(str(tmp_path), asked), nprocs=_RANKS)
-    left = [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("left-*"))]
-    assert left == [f"{_ASKED_AT} {_ASKED_AT}"] * _RANKS
+    torch.multiprocessing.spawn(_train, args=(str(tmp_path), stopped_rank), nprocs=_RANKS)
+    results = [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("left-*"))]
+    assert results == [f"{_STOP_UPDATE} {_STOP_UPDATE}"] * _RANKS

@@ -1,4 +1,4 @@
-"""The demo's BERT is one that transformers loads, and fits the demo's preset and its captions."""
+"""The demo's BERT can be loaded by transformers and matches the demo's preset and captions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmf_win.runs import presets
 
 pytestmark = pytest.mark.torch
 
-# In a process of its own, since the patches change it.
+# In a subprocess, because the patches change the process.
 _WRITE_AND_LOAD = """
 import json, sys
 from pathlib import Path
@@ -29,7 +29,7 @@ print(json.dumps([loaded["missing_keys"], tokens]))
 
 
 @pytest.mark.wide
-def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the_weights(
+def test_transformers_loads_all_weights_and_words_and_the_seed_fixes_the_weights(
     user_dir: Path,
 ) -> None:
     for name in ("one", "again"):
@@ -41,7 +41,7 @@ def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the
     assert sorted(path.name for path in user_dir.iterdir()) == ["again", "one"]
 
 
-def test_it_fits_the_preset_and_the_captions() -> None:
+def test_sizes_match_the_preset_and_the_captions() -> None:
     from mmf_win.demo.generate import BERT_SIZES
 
     assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT_SIZES.items()

@@ -24,10 +24,10 @@ def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lengths", "expected"), [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)]
 )
-def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
+def test_trimmed_texts_keep_one_column_of_padding_and_a_multiple_of_eight(
     lengths: tuple[int, ...], expected: int
 ) -> None:
-    """The text of 8 tokens would lose its last column of padding, which MMBT takes for the end."""
+    """The text of 8 tokens would lose its last column of padding, which MMBT takes as the end."""
     before = batch(*lengths)
     ids = before["input_ids"].clone()
     after = fast.trim_padding(before)
@@ -38,7 +38,7 @@ def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
     assert after["text"] == ["a"] * len(lengths)
 
 
-def test_what_is_padded_otherwise_stays() -> None:
+def test_batches_with_other_padding_are_unchanged() -> None:
     left = batch(3)
     left["input_mask"] = left["input_mask"].flip(1)
     assert fast.trim_padding(left)["input_mask"].shape == (1, 32)

@@ -1,4 +1,4 @@
-"""Loading weights in both of torch's formats: classes that are refused, and files that are cut off."""
+"""Loading of weights in both formats of torch: refused classes and truncated files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
-    """As both versions of MMF do it: by a name, or by an open file."""
+    """Load a file as both versions of MMF do: by name or as an open file."""
     with checkpoint_io.replace_attribute(
         checkpoint_io.torch, "load", checkpoint_io.make_torch_load(trust=trust, use_mmap=mapped)
     ):
@@ -40,16 +40,16 @@ def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool 
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool) -> None:
+def test_mapped_file_has_the_same_content(user_dir: Path, zipped: bool, opened: bool) -> None:
     path = user_dir / "модель.ckpt"
     value = {"model": {"head": torch.arange(6.0)}, "optimizer": {"state": torch.ones(3)}}
     torch.save(value, path, _use_new_zipfile_serialization=zipped)
-    found = load(path, opened=opened, mapped=True)
-    assert found["model"]["head"].tolist() == value["model"]["head"].tolist()
-    assert found["optimizer"]["state"].tolist() == [1.0, 1.0, 1.0]
+    loaded = load(path, opened=opened, mapped=True)
+    assert loaded["model"]["head"].tolist() == value["model"]["head"].tolist()
+    assert loaded["optimizer"]["state"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path) -> None:
+def test_mapped_file_stays_on_the_cpu(user_dir: Path) -> None:
     path = user_dir / "model.ckpt"
     torch.save({"head": torch.ones(3)}, path)
     with checkpoint_io.replace_attribute(
@@ -60,9 +60,7 @@ def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
-    user_dir: Path, zipped: bool, opened: bool
-) -> None:
+def test_class_is_refused_unless_the_file_is_trusted(user_dir: Path, zipped: bool, opened: bool) -> None:
     path = user_dir / "model.pth"
     value = {"model": {"head": torch.ones(3)}, "meter": Counter("hate")}
     torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=zipped)
@@ -76,7 +74,7 @@ def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_the_hint(
+def test_command_in_the_hint_converts_another_pickle_protocol(
     user_dir: Path, zipped: bool, protocol: int
 ) -> None:
     path = user_dir / "a model's weights.pth"
@@ -90,14 +88,14 @@ def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_th
     hint = str(refused.value.hint)
     [command] = re.findall("`(.*)`", hint)
     subprocess.run(command, shell=True, check=True)
-    again = Path(hint.partition("then use ")[2])
-    assert load(again)["model"]["head"].tolist() == [1.0, 1.0, 1.0]
+    converted = Path(hint.partition("then use ")[2])
+    assert load(converted)["model"]["head"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_what_torch_would_load_by_default_is_refused_too(
+def test_classes_are_refused_even_if_torch_loads_them_by_default(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with torch before 2.6, which loaded everything unless told otherwise."""
+    """Before version 2.6, torch loaded every class by default."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     torch.save(user_dir, user_dir / "model.pth")
     with pytest.raises(CheckpointError, match=r"pathlib\."):
@@ -106,9 +104,7 @@ def test_what_torch_would_load_by_default_is_refused_too(
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("content", [30, 150, 350, b"hello", b"", b"PK\x03\x04 torn"])
-def test_a_file_of_the_old_format_that_is_cut_off_or_of_something_else_is_named(
-    user_dir: Path, content: int | bytes, trust: bool
-) -> None:
+def test_truncated_or_foreign_file_is_rejected(user_dir: Path, content: int | bytes, trust: bool) -> None:
     path = user_dir / "model.pth"
     torch.save({"model": {"head": torch.ones(30)}}, path, _use_new_zipfile_serialization=False)
     path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:content])
@@ -116,19 +112,17 @@ def test_a_file_of_the_old_format_that_is_cut_off_or_of_something_else_is_named(
         load(path, trust=trust)
 
 
-def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_class_in_a_trusted_file_is_reported(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = user_dir / "model.pth"
-    gone = type("Config", (), {"__module__": __name__, "__qualname__": "Config"})
-    monkeypatch.setitem(globals(), "Config", gone)
-    torch.save(gone(), path)
+    missing_class = type("Config", (), {"__module__": __name__, "__qualname__": "Config"})
+    monkeypatch.setitem(globals(), "Config", missing_class)
+    torch.save(missing_class(), path)
     monkeypatch.delitem(globals(), "Config")
     with pytest.raises(CheckpointError, match="Config"):
         load(path, trust=True)
 
 
-def test_afterwards_torch_loads_as_before() -> None:
+def test_torch_load_is_restored_after_an_error() -> None:
     before = torch.load
     reader = checkpoint_io.make_torch_load(trust=True)
     with (

@@ -1,4 +1,4 @@
-"""The second pass over rows with a value that is not finite, of a model of one layer."""
+"""The second pass over rows with a non-finite value, in a model of one layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ outcome = LazyModule("mmf_win.worker.outcome")
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def test_an_error_in_the_second_pass_is_printed_and_the_first_one_raised(
+def test_error_in_the_second_pass_is_printed_and_the_first_error_is_raised(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     diverged = outcome.DivergedError("the loss is not a number", 0, "loss")

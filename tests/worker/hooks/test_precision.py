@@ -1,4 +1,4 @@
-"""A model in half precision: what goes in and out, and the scaler of losses."""
+"""A model in half precision: its inputs and outputs, and the gradient scaler."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ resume = LazyModule("mmf_win.worker.hooks.resume_state")
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def model_of(half: Any) -> Any:
-    """One that notes what it calculates in."""
+def make_model(dtype: Any) -> Any:
+    """Return a model that records the dtypes in which it computes."""
 
     class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -31,16 +31,16 @@ def model_of(half: Any) -> Any:
             self.seen.append(scores.dtype)
             return {"scores": scores, "others": [scores, 3], "counts": torch.ones(2, dtype=torch.long)}
 
-    precision.autocast_models(half, Model, "cpu")
+    precision.autocast_models(dtype, Model, "cpu")
     return Model()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_a_model_calculates_in_half_and_gives_whole_numbers(name: str) -> None:
-    half = getattr(torch, name)
-    model = model_of(half)
+def test_model_computes_in_16_bits_and_returns_32_bits(name: str) -> None:
+    dtype = getattr(torch, name)
+    model = make_model(dtype)
     out = model(torch.randn(3, 4))
-    assert model.seen == [half]
+    assert model.seen == [dtype]
     assert out["scores"].dtype == out["others"][0].dtype == torch.float32
     assert out["counts"].dtype == torch.long and out["others"][1] == 3
     out["scores"].sum().backward()
@@ -49,9 +49,9 @@ def test_a_model_calculates_in_half_and_gives_whole_numbers(name: str) -> None:
     )
 
 
-def test_a_copy_of_the_model_calculates_in_half_with_its_own_weights() -> None:
-    """As DataParallel copies it: the class and its attributes, with other parameters."""
-    model = model_of(torch.bfloat16)
+def test_replica_of_the_model_computes_in_16_bits_with_its_own_weights() -> None:
+    """DataParallel replicates a model in this way: same class and attributes, other parameters."""
+    model = make_model(torch.bfloat16)
     copy = model._replicate_for_data_parallel()
     copy.layer = torch.nn.Linear(4, 2)
     torch.nn.init.zeros_(copy.layer.weight)
@@ -60,54 +60,58 @@ def test_a_copy_of_the_model_calculates_in_half_with_its_own_weights() -> None:
     assert model.seen == [torch.bfloat16]
 
 
-def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> None:
+def test_scaler_is_restored_from_a_checkpoint_that_has_one() -> None:
     def run(*, fp16: bool) -> Any:
-        """A fake trainer that has a loader of torch's."""
+        """Return a fake trainer with a DataLoader of torch, and its state."""
         loaders = [torch.utils.data.DataLoader(list(range(4)))]
         loaded = SimpleNamespace(loaders=loaders)
-        made = precision.make_grad_scaler(torch.device("cpu"), enabled=fp16)
+        scaler = precision.make_grad_scaler(torch.device("cpu"), enabled=fp16)
         trainer = SimpleNamespace(
-            train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0, num_updates=0
+            train_loader=loaded, scaler=scaler, current_epoch=1, current_iteration=0, num_updates=0
         )
         return trainer, resume.ResumeState(trainer, timing.PhaseTimer())
 
-    (first, of_first), (full, of_full), (second, of_second) = run(fp16=True), run(fp16=False), run(fp16=True)
+    (first, first_state), (full, full_state), (second, second_state) = (
+        run(fp16=True),
+        run(fp16=False),
+        run(fp16=True),
+    )
     fresh = second.scaler.get_scale()
     first.scaler.load_state_dict(first.scaler.state_dict() | {"scale": 8.0})
     for each in (first, full, second):
         next(iter(each.train_loader.loaders[0].batch_sampler))
-    assert of_second.load_state_dict(of_full.state_dict()) and second.scaler.get_scale() == fresh
-    assert of_second.load_state_dict(of_first.state_dict()) and second.scaler.get_scale() == 8.0
+    assert second_state.load_state_dict(full_state.state_dict()) and second.scaler.get_scale() == fresh
+    assert second_state.load_state_dict(first_state.state_dict()) and second.scaler.get_scale() == 8.0
 
 
-def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of NVIDIA's GPUs are made up here: bf16 came with Ampere, 8.0."""
+def test_supported_precisions_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU data are made up: bf16 requires compute capability 8.0 (Ampere)."""
     assert precision.supports_precision("fp32", torch.device("cpu")) and not precision.supports_precision(
         "bf16", torch.device("meta")
     )
-    for capability, half in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+    for capability, is_supported in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
-        assert precision.supports_precision("bf16", torch.device("cuda")) is half
+        assert precision.supports_precision("bf16", torch.device("cuda")) is is_supported
         assert precision.supports_precision("fp16", torch.device("cuda"))
     monkeypatch.setattr("torch.ops", SimpleNamespace())
     assert not precision.supports_precision("fp16", torch.device("cpu")), "a torch without oneDNN"
 
 
 @pytest.mark.parametrize(
-    ("instructions", "machine", "half"), [(False, "x86_64", False), (True, "AMD64", True)]
+    ("instructions", "machine", "is_supported"), [(False, "x86_64", False), (True, "AMD64", True)]
 )
-def test_a_processor_that_only_emulates_bf16_does_not_have_it(
-    monkeypatch: pytest.MonkeyPatch, instructions: bool, machine: str, half: bool
+def test_cpu_that_only_emulates_bf16_does_not_support_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: bool, machine: str, is_supported: bool
 ) -> None:
-    """What oneDNN and torch say of one is made up here: AVX-512 alone is enough for oneDNN to say yes."""
-    says = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True)
-    monkeypatch.setattr("torch.ops", SimpleNamespace(mkldnn=says))
+    """The answers of oneDNN and torch are made up: oneDNN also reports bf16 for plain AVX-512."""
+    mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True)
+    monkeypatch.setattr("torch.ops", SimpleNamespace(mkldnn=mkldnn))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert precision.supports_precision("bf16", torch.device("cpu")) is half
+    assert precision.supports_precision("bf16", torch.device("cpu")) is is_supported
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert precision.supports_precision("bf16", torch.device("cpu"))
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
-    assert precision.supports_precision("bf16", torch.device("cpu")), "an older torch does not tell"
+    assert precision.supports_precision("bf16", torch.device("cpu")), "an older torch has no such function"

@@ -1,4 +1,4 @@
-"""What a training finds out about its waiting, from a fake clock, and about a GPU, from a trace."""
+"""Measurement of the data wait with a fake clock, and of the GPU from a trace."""
 
 from __future__ import annotations
 
@@ -27,37 +27,35 @@ pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def fake_trainer(workers: int, device: str) -> SimpleNamespace:
-    """A trainer of MMF, as far as it is measured."""
+    """Return the parts of MMF's trainer that the measurement uses."""
     training = SimpleNamespace(num_workers=workers)
     return SimpleNamespace(device=torch.device(device), config=SimpleNamespace(training=training))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_speaks_once_of_the_updates_after_the_first_five(
-    monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_data_wait_is_measured_once_after_the_warm_up(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "thread_time", lambda: now[0] / 4)
     timer = timing.PhaseTimer()
-    watching = timing.DataWaitProfiler(fake_trainer(workers, "cpu"), timer, 1)
-    told = []
+    profiler = timing.DataWaitProfiler(fake_trainer(workers, "cpu"), timer, 1)
+    results = []
     for update in range(1, 51):
         with timer.time_phase("data"):
             now[0] += 3.0 if update > 5 else 100.0
         with timer.time_phase("validation"):
             now[0] += 50.0
-        now[0] += 1.0  # computing has no phase of its own unless a training is profiled
-        told.append(watching.on_update_end())
-    assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
-    waiting = told[24]
+        now[0] += 1.0  # computing has no phase unless a training is profiled
+        results.append(profiler.on_update_end())
+    assert [update for update, waiting in enumerate(results, start=1) if waiting] == [25]
+    waiting = results[24]
     assert isinstance(waiting, DataWaitStats)
     assert (waiting.waited, waiting.update, waiting.workers) == (3.0, 4.0, workers)
     assert waiting.cpu == (None if workers else 0.75)
 
 
 @pytest.mark.parametrize(("validations", "seconds"), [([5.0], 5.0), ([5.0, 1.0, 3.0], 2.0)])
-def test_the_first_validation_counts_only_if_it_is_the_only_one(
+def test_first_validation_only_counts_if_it_is_the_only_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validations: list[float], seconds: float
 ) -> None:
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: SimpleNamespace(start=int, step=int, stop=int))
@@ -72,22 +70,22 @@ def test_the_first_validation_counts_only_if_it_is_the_only_one(
     assert profiler.finish()["validation"] == seconds
 
 
-MUCH = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
+LONG_WAIT = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "epoch", "failed", "said"),
+    ("waiting", "epoch", "failed", "remark"),
     [
-        (MUCH, 2, {}, ""),
-        (MUCH, 1, {}, ", less once all images are decoded"),
-        (MUCH, 2, {"micro_batch": 4}, ""),
-        (MUCH, 2, {"workers": 1}, None),  # memory ran out with more
-        (replace(MUCH, waited=0.1), 2, {}, None),
-        (replace(MUCH, processors=1), 2, {}, None),
+        (LONG_WAIT, 2, {}, ""),
+        (LONG_WAIT, 1, {}, ", less once all images are decoded"),
+        (LONG_WAIT, 2, {"micro_batch": 4}, ""),
+        (LONG_WAIT, 2, {"workers": 1}, None),  # memory ran out with more
+        (replace(LONG_WAIT, waited=0.1), 2, {}, None),
+        (replace(LONG_WAIT, processors=1), 2, {}, None),
     ],
 )
-def test_it_is_noted_if_workers_may_help(
-    user_dir: Path, waiting: DataWaitStats, epoch: int, failed: dict[str, int], said: str | None
+def test_note_recommends_workers_if_they_may_help(
+    user_dir: Path, waiting: DataWaitStats, epoch: int, failed: dict[str, int], remark: str | None
 ) -> None:
     attempt = user_dir / "attempts" / "2"
     attempt.mkdir(parents=True)
@@ -97,12 +95,12 @@ def test_it_is_noted_if_workers_may_help(
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
     session.report_data_wait(observer, SimpleNamespace(current_epoch=epoch, config=config), waiting)
     notes = [event["text"] for event in read_events(request.events) if event["kind"] == "note"]
-    told = f"the model waits for data 60 % of the time{said}: training.num_workers=2 may help"
-    assert notes == ([] if said is None else [told])
+    note = f"the model waits for data 60 % of the time{remark}: training.num_workers=2 may help"
+    assert notes == ([] if remark is None else [note])
 
 
 class FakeEvent:
-    """Of a GPU whose time passes as ``now`` says."""
+    """Event of a GPU whose time is ``now``."""
 
     now = 0.0
 
@@ -116,13 +114,13 @@ class FakeEvent:
         return 1000 * (end.at - self.at)
 
 
-def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
+def test_gpu_wait_excludes_validation_and_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
     timer = timing.PhaseTimer()
-    watching = timing.DataWaitProfiler(fake_trainer(0, "cuda"), timer, 1)
+    profiler = timing.DataWaitProfiler(fake_trainer(0, "cuda"), timer, 1)
 
     def load(seconds: float) -> None:
         with timer.time_phase("data"):
@@ -133,12 +131,12 @@ def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
         FakeEvent.now += 1.0
         with timer.time_phase("validation"):
             load(4.0)
-        waiting = watching.on_update_end()
+        waiting = profiler.on_update_end()
     assert waiting is not None and waiting.waited == 2.0
-    assert not timer.measures_gpu_waits, "nothing is measured any more"
+    assert not timer.measures_gpu_waits, "the measurement has ended"
 
 
-def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
+def test_gpu_busy_share_counts_kernels() -> None:
     cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
 
     def span(device: Any, name: str, us: float, named: bool = False) -> SimpleNamespace:
@@ -154,4 +152,4 @@ def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
     assert share(60, 40) == pytest.approx(0.5)
     assert share(40) == 1
     kernels.clear()
-    assert share(100) is None, "torch cannot see it here"
+    assert share(100) is None, "torch cannot observe the GPU"

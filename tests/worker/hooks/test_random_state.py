@@ -1,4 +1,4 @@
-"""A model, its optimizer and the generators after something was tried with them: torch's own."""
+"""Restoring of a model, its optimizer and the random generators, with those of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-def test_what_is_tried_with_a_model_leaves_it_its_optimizer_and_chance_as_they_were() -> None:
+def test_preserve_state_restores_model_optimizer_and_generators() -> None:
     import torch
 
     from mmf_win.worker.hooks.random_state import preserve_state

@@ -1,4 +1,4 @@
-"""Where training is among the rows: torch's own DataLoader, and a fake trainer that counts as MMF's does."""
+"""The position of training in the rows, with torch's DataLoader and a fake trainer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def loader(batch_size: int, rows: int = _ROWS, workers: int = 0) -> Any:
     )
 
 
-def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) -> list[int]:
-    """The rows of a pass, or of its first batches, counted as MMF counts them."""
+def train_epoch(sampler: Any, trainer: Any, batches: Any, count: int | None = None) -> list[int]:
+    """Return the rows of an epoch, or of its first ``count`` batches, counting batches as MMF does."""
     trainer.current_epoch += 1
     rows: list[int] = []
     for batch in batches:
@@ -36,7 +36,7 @@ def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) ->
     return rows
 
 
-def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
+def start_epoch(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
     import torch
 
     from mmf_win.worker.hooks.resume_state import ResumableSampler
@@ -47,45 +47,45 @@ def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
-def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: int, workers: int) -> None:
-    """Without loading what was seen, and whatever the generator's state is by then."""
-    whole = loader(4)
-    expected = trained(*begin(1, whole), whole)
+def test_row_order_continues_within_an_epoch_with_other_batch_sizes(batch_size: int, workers: int) -> None:
+    """Rows that were used are not loaded again, whatever the state of the generator is."""
+    full_loader = loader(4)
+    expected = train_epoch(*start_epoch(1, full_loader), full_loader)
     assert sorted(expected) == list(range(_ROWS)) and expected != sorted(expected)
     first = loader(4, workers=workers)
-    order, trainer = begin(1, first)
-    seen = trained(order, trainer, first, count=2)
+    sampler, trainer = start_epoch(1, first)
+    seen = train_epoch(sampler, trainer, first, count=2)
     assert seen == expected[:8]
-    position = order.state_dict()
+    position = sampler.state_dict()
     second = loader(batch_size, workers=workers)
-    order, trainer = begin(2, second, iteration=trainer.current_iteration)
-    assert order.load_state_dict(position)
-    assert order.state_dict() == position, "as long as nothing has been drawn"
-    assert trained(order, trainer, second) == expected[8:]
+    sampler, trainer = start_epoch(2, second, iteration=trainer.current_iteration)
+    assert sampler.load_state_dict(position)
+    assert sampler.state_dict() == position, "unchanged before the first row"
+    assert train_epoch(sampler, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
-    assert order.state_dict()["rows"] == _ROWS
+    assert sampler.state_dict()["rows"] == _ROWS
 
 
 @pytest.mark.parametrize(
-    ("before", "count", "left"),
+    ("before", "count", "remaining"),
     [(4, 0, 4), (4, 1, 3), (6, 1, 2), (5, 1, 3), (7, 1, 2), (7, 2, 0)],
 )
-def test_a_resumed_pass_has_as_many_batches_as_are_announced(before: int, count: int, left: int) -> None:
-    """Batches of 4 rows follow `count` batches of another size."""
+def test_resumed_epoch_has_the_announced_number_of_batches(before: int, count: int, remaining: int) -> None:
+    """Batches of 4 rows follow ``count`` batches of another size."""
     first = loader(before)
-    order, trainer = begin(1, first)
+    sampler, trainer = start_epoch(1, first)
     if count:
-        trained(order, trainer, first, count=count)
-    position = order.state_dict()
+        train_epoch(sampler, trainer, first, count=count)
+    position = sampler.state_dict()
     second = loader(4)
-    order, trainer = begin(2, second)
+    sampler, trainer = start_epoch(2, second)
     if position is not None:
-        assert order.load_state_dict(position)
-    assert order.batches_left() == left
-    assert len([*second]) == left
+        assert sampler.load_state_dict(position)
+    assert sampler.batches_left() == remaining
+    assert len([*second]) == remaining
 
 
-def test_the_shares_of_ranks_count_each_row_once_and_a_repeated_row_never(
+def test_ranks_count_each_row_once_and_repeated_rows_never(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last of three batches has two rows for three ranks."""
@@ -98,24 +98,24 @@ def test_the_shares_of_ranks_count_each_row_once_and_a_repeated_row_never(
     monkeypatch.setattr(resume_state, "broadcast_from_first", lambda value: value)
     for rank in range(3):
         monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
-        own = loader(2)
-        order, trainer = begin(1, own)
-        assert order.batches_left() == 3
+        rank_loader = loader(2)
+        sampler, trainer = start_epoch(1, rank_loader)
+        assert sampler.batches_left() == 3
         shares.append([])
-        for rows in own:
+        for rows in rank_loader:
             trainer.current_iteration += 1
-            assert rows, "each rank needs a row to calculate with"
-            weight, of_all = order.batch_share()
-            assert weight == pytest.approx(len(rows) * 3 / of_all if weight else 0)
+            assert rows, "each rank needs at least one row"
+            weight, total_rows = sampler.batch_share()
+            assert weight == pytest.approx(len(rows) * 3 / total_rows if weight else 0)
             counted += rows if weight else []
-            shares[-1].append((weight, of_all))
+            shares[-1].append((weight, total_rows))
     assert sorted(counted) == list(range(_ROWS))
     assert shares == [[(1.0, 6), (1.0, 6), (weight, 2)] for weight in (0.0, 1.5, 1.5)]
 
 
-def test_among_another_number_of_rows_nothing_goes_on() -> None:
+def test_position_is_rejected_if_the_number_of_rows_has_changed() -> None:
     first = loader(4)
-    order, trainer = begin(1, first)
-    trained(order, trainer, first, count=1)
-    other, _ = begin(1, loader(4, rows=_ROWS + 1))
-    assert not other.load_state_dict(order.state_dict())
+    sampler, trainer = start_epoch(1, first)
+    train_epoch(sampler, trainer, first, count=1)
+    other_sampler, _ = start_epoch(1, loader(4, rows=_ROWS + 1))
+    assert not other_sampler.load_state_dict(sampler.state_dict())

@@ -1,4 +1,4 @@
-"""Writing the same content under many names once, on real disks."""
+"""Writing of one content under several names, on real disks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["", "as a fake system says, there are no hard links"])
-def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
+@pytest.mark.parametrize("links", [True, False], ids=["", "fake system without hard links"])
+def test_all_names_are_links_or_copies_of_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     def refuse(*_: object) -> None:
@@ -42,7 +42,7 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
     assert torch.load(tmp_path / "current.ckpt")["weights"].tolist() == list(range(10))
 
 
-def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
+def test_second_save_does_not_change_linked_files_of_the_first(tmp_path: Path) -> None:
     first, second = checkpoint_io.CheckpointWriter(), checkpoint_io.CheckpointWriter()
     first({"update": 1}, tmp_path / "best.ckpt")
     first({"update": 1}, tmp_path / "current.ckpt")
@@ -51,15 +51,13 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
     assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
 
 
-def test_a_checkpoint_is_flushed_before_it_takes_its_place(
-    tmp_path: Path, flush_recorder: FlushRecorder
-) -> None:
+def test_checkpoint_is_flushed_before_it_is_renamed(tmp_path: Path, flush_recorder: FlushRecorder) -> None:
     path = tmp_path / "current.ckpt"
     checkpoint_io.CheckpointWriter()({"weights": torch.arange(10)}, path)
     assert [rename.is_flushed for rename in flush_recorder.renames_to(path)] == [True]
 
 
-def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
+def test_checkpoint_damaged_by_the_disk_does_not_replace_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, weights, fsync = (
@@ -81,7 +79,7 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
     assert torch.load(path) == {"update": 1}
 
 
-def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
+def test_too_little_space_is_reported_before_writing(small_disk: Path) -> None:
     path = small_disk / "current.ckpt"
     checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
@@ -90,8 +88,8 @@ def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> 
     assert torch.load(path) == {"update": 1}
 
 
-def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(small_disk: Path) -> None:
-    """Text is not counted before, so this write really fails in its middle."""
+def test_disk_that_fills_up_while_writing_leaves_only_the_old_file(small_disk: Path) -> None:
+    """The size of text is not estimated before, so this write fails in the middle."""
     path = small_disk / "current.ckpt"
     checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
@@ -101,7 +99,7 @@ def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(sma
     assert torch.load(path) == {"update": 1}
 
 
-def test_a_storage_that_tensors_share_is_counted_once(tmp_path: Path) -> None:
+def test_shared_storage_is_counted_once(tmp_path: Path) -> None:
     whole = torch.zeros(1000)
     value = {"a": whole, "b": [whole[:10], (whole.view(10, 100),)], "c": torch.zeros(5), "d": "text"}
     assert checkpoint_io.tensor_bytes(value) == 4 * 1000 + 4 * 5

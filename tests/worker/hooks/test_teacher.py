@@ -1,4 +1,4 @@
-"""The loss of a student, in the real MMF: the teacher's share and MMF's own."""
+"""The loss of a student in the real MMF: shares of the teacher and of MMF's loss."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ print(json.dumps(found))
 """
 
 
-def test_the_loss_is_the_weighted_mean_in_training_and_mmfs_own_in_validation(mmf_root: Path) -> None:
-    words = [sys.executable, "-c", _PROBE, str(mmf_root)]
-    done = subprocess.run(words, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=300)
+def test_training_uses_the_weighted_loss_and_validation_the_loss_of_mmf(mmf_root: Path) -> None:
+    command = [sys.executable, "-c", _PROBE, str(mmf_root)]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=300)
     # -log of the softmax: of row 8 for the classes 0 and 1, and of row 7.
     row_8 = math.log(1 + math.exp(-1)), 1 + math.log(1 + math.exp(-1))
     row_7 = 2 + math.log(1 + math.exp(-2)), math.log(1 + math.exp(-2))
-    own = (row_8[1] + row_7[0]) / 2
-    soft = (0.8 * row_8[0] + 0.2 * row_8[1] + 0.1 * row_7[0] + 0.9 * row_7[1]) / 2
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "train/hateful_memes/cross_entropy": pytest.approx(0.75 * soft + 0.25 * own),
-        "val/hateful_memes/cross_entropy": pytest.approx(own),
+    label_loss = (row_8[1] + row_7[0]) / 2
+    teacher_loss = (0.8 * row_8[0] + 0.2 * row_8[1] + 0.1 * row_7[0] + 0.9 * row_7[1]) / 2
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "train/hateful_memes/cross_entropy": pytest.approx(0.75 * teacher_loss + 0.25 * label_loss),
+        "val/hateful_memes/cross_entropy": pytest.approx(label_loss),
     }
