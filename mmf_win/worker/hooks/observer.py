@@ -160,6 +160,6 @@ def stop_when_batches_stall(observer: Observer) -> None:
         except (EOFError, OSError, RuntimeError):
             observer.stop_if_requested()
             raise
-        if not has_batch:  # for some seconds
+        if not has_batch:  # none arrived within some seconds
             observer.stop_if_requested()
         return has_batch, batch

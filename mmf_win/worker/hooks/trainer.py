@@ -63,7 +63,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
         super().train()
 
     def finalize(self) -> None:
-        """Run the last validation and restore the best checkpoint, unless no update was made."""
+        """Require at least one update, then validate and restore the best checkpoint."""
         self._session.require_update()
         super().finalize()
 
