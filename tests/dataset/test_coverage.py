@@ -10,8 +10,7 @@ import pytest
 
 from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.coverage import Coverage, load_split_summary
-from mmf_win.dataset.coverage import load_coverage as coverage_of
+from mmf_win.dataset.coverage import Coverage, load_coverage, load_split_summary
 from mmf_win.errors import DamagedManifestError, DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, MmfPaths
@@ -23,7 +22,7 @@ LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_
 
 def coverage(dataset: DatasetPaths, split: str) -> Coverage:
     """How much of a split on disk there is."""
-    return coverage_of(dataset, AnnotationFile(dataset.annotation_file(split)))
+    return load_coverage(dataset, AnnotationFile(dataset.annotation_file(split)))
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_what_is_there_is_replaced_only_by_force(
 
 def test_features_of_two_detectors_are_refused(user_dir: Path, add_to_lmdb: AddFeatures) -> None:
     one = feature_files.write_pairs(user_dir / "one", ["00001"])
-    other = feature_files.write_pairs(user_dir / "other", ["00002"], numbers=2054)
+    other = feature_files.write_pairs(user_dir / "other", ["00002"], feature_size=2054)
     with pytest.raises(
         DatasetError, match=r"00002\.npy: 2054 numbers describe a region, and 2048 in .*00001"
     ):

@@ -13,8 +13,7 @@ import pytest
 from mmf_win.errors import ArchiveError, MmfEnvironmentError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
 from mmf_win.inputs.hub import WEIGHTS, find_snapshot, make_model_input
-from mmf_win.inputs.input_files import Mirror, UrlInput, query_download_sizes
-from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.input_files import Mirror, UrlInput, fetch_inputs, query_download_sizes
 from mmf_win.inputs.known_hashes import hash_in_name
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths

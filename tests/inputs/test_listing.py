@@ -71,7 +71,7 @@ def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, mmf_paths: Mm
     found = needs(mmf_root, mmf_paths, "image_region")
     features = found["region"].entry
     assert features is not None
-    assert (features.names[0], features.sha256) == FEATURES[read_version(mmf_root)]
+    assert (features.archive_names[0], features.sha256) == FEATURES[read_version(mmf_root)]
     assert features.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
     for kind, sha256 in ARCHIVES.items():
         entry = found[kind].entry
@@ -119,7 +119,7 @@ def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
     glove = needs(mmf_root, mmf_paths, "image_grid", f"{key}=intersected")["GloVe"]
     assert glove.files() == [mmf_paths.cache_dir / "glove.6B.300d.txt"]
-    error = glove.no_source(glove.state())
+    error = glove.unrepairable_error(glove.quick_check())
     assert error is not None
     assert str(glove.files()[0]) in str(error)
     assert error.hint is not None and "type random" in error.hint
@@ -136,7 +136,7 @@ def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(
     mmf_root: Path, mmf_paths: MmfPaths
 ) -> None:
     weights = needs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
-    error = weights.no_source(weights.verify())
+    error = weights.unrepairable_error(weights.verify())
     assert "weights no.such.key: missing" in str(error)
     assert "no.such.key is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
 

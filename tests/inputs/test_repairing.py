@@ -11,8 +11,7 @@ import pytest
 
 from mmf_win.dataset.region_features import extract_features, read_built_version
 from mmf_win.errors import DamagedFeaturesError, DataError
-from mmf_win.inputs.input_files import Mirror
-from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.input_files import Mirror, fetch_inputs
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile_archives

@@ -145,7 +145,7 @@ def test_what_was_read_is_not_written_beside_another_who_writes(
     mmf_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tree({"a": b"a"}, user_dir / "files") / "a"
-    monkeypatch.setattr("mmf_win.inputs.known_hashes.file_lock", lambda path, patience: file_lock(path))
+    monkeypatch.setattr("mmf_win.inputs.known_hashes.file_lock", lambda path, timeout: file_lock(path))
     mmf_paths.cache_dir.mkdir()
     with file_lock(mmf_paths.cache_dir / "mmfw-checked.json.lock"):
         after, _ = verify_against_known(
