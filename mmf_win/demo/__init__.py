@@ -1,1 +1,1 @@
-"""Everything that makes the synthetic dataset of ``mmfw demo``."""
+"""Synthetic dataset and models of ``mmfw demo``."""

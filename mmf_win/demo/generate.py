@@ -1,4 +1,4 @@
-"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.generate FOLDER SEED MODEL``."""
+"""Generation of the files of ``mmfw demo``; run as ``python -m mmf_win.demo.generate FOLDER SEED MODEL``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mmf_win.features import lmdb_file
 from mmf_win.files import atomic_replace
 from mmf_win.worker.tiny_models import write_bert, write_clip
 
-_log = logging.getLogger("mmf_win.demo.generate")  # run as a program, it is __main__
+_log = logging.getLogger("mmf_win.demo.generate")  # __name__ is __main__ if run as a program
 
-_CLASS_COUNT = 1601  # of Visual Genome, the first of them the background
-_FEATURE_NORM = 40.0  # ViLBERT was made for features of about this length
-#: The sizes of the demo's BERT, which its preset repeats.
+_CLASS_COUNT = 1601  # classes of Visual Genome; the first is the background
+_FEATURE_NORM = 40.0  # ViLBERT expects features of about this length
+#: Sizes of the demo's BERT, repeated in its preset.
 BERT_SIZES = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -45,7 +45,7 @@ _CLIP_IMAGE_SIZES = {"image_size": 64, "patch_size": 16}  # pixels, as the prese
 
 
 def main(path: Path, seed: int, model: str) -> int:
-    """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
+    """Generate the missing files and return the exit code; system errors are printed in one line."""
     with show_log_messages():
         try:
             _generate_missing_files(DemoFolder(path), seed, model)
@@ -58,14 +58,14 @@ def main(path: Path, seed: int, model: str) -> int:
 
 
 def _generate_missing_files(folder: DemoFolder, seed: int, model: str) -> None:
-    """Make the archive, and the features and the BERT or the CLIP, unless they are there.
+    """Generate the archive, and either features and a BERT or a CLIP, unless they exist.
 
-    Each is complete or not there at all.
+    Files appear only when they are complete.
     """
     splits = synthetic.generate_memes(seed)
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
-        _log.info("making a synthetic set of %d encrypted memes in %s …", len(memes), folder.path)
+        _log.info("creating a synthetic dataset of %d encrypted memes in %s …", len(memes), folder.path)
         count = len(memes) + len(splits) + 1
         members = _with_progress("drawing and encrypting", count, synthetic.archive_members(splits))
         write_encrypted_zip(folder.archive, members, PASSWORD)
@@ -90,15 +90,22 @@ def _with_progress(title: str, total: int, items: Iterable[tuple[str, bytes]]) -
 
 
 def make_feature_record(stem: str, image: bytes) -> dict[str, Any]:
-    """The dictionary that MMF keeps for an image, of its file and the name of that without its suffix.
+    """Return MMF's record of region features of an image.
 
-    Its features stand in for those of Detectron, which needs a trained network and a GPU: the share of each
-    of 2048 colours in the whole image and in its four quarters.
+    The features replace those of Detectron, which needs a trained network and a GPU: the share of each of
+    2048 colours in the image and in its four quarters.
+
+    Args:
+        stem: File name of the image without its suffix.
+        image: Content of the image file.
+
+    Returns:
+        ``features`` float32 ``[5, 2048]``, ``bbox`` float32 ``[5, 4]`` in pixels, and further keys.
     """
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
     height, width = pixels.shape[:2]
     x, y = width // 2, height // 2
-    # The whole image first, since ViLBERT pools the first region; then its quarters.
+    # The complete image is first, because ViLBERT pools the first region; then its quarters.
     boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
     regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
     background = np.zeros((len(boxes), _CLASS_COUNT), dtype=np.float32)
@@ -116,25 +123,25 @@ def make_feature_record(stem: str, image: bytes) -> dict[str, Any]:
 
 
 def write_features_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
-    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. It is complete or absent.
+    """Write a ``features.tar.gz`` with ``detectron.lmdb``, as MMF downloads it; it is complete or absent.
 
-    An archive that is there is replaced; ``images`` has arguments of :func:`make_feature_record`.
+    An existing archive is replaced; ``images`` are the arguments of :func:`make_feature_record`.
     """
     records = [(stem, pickle.dumps(make_feature_record(stem, image))) for stem, image in images]
     size = lmdb_file.min_map_size(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
         lmdb_file.write(folder, records, size)
-        # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
+        # Level 1 is fast, and higher levels save little.
         with atomic_replace(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
             archive.add(folder, folder.name)
 
 
 def _colour_histogram(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """How often each of 2048 colours occurs: four bits of red, four of green, three of blue."""
+    """Return the frequencies of 2048 colours: four bits of red, four of green, three of blue."""
     red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
     counts = np.bincount(((red >> 4) << 7 | (green >> 4) << 3 | blue >> 5).ravel(), minlength=2048)
-    # The root of a share counts a small thing for more than its size, and makes every vector equally long.
+    # The square root gives small objects more weight and all vectors the same length.
     colours: np.ndarray[Any, np.dtype[np.float32]] = np.sqrt(counts / counts.sum(), dtype=np.float32)
     colours *= _FEATURE_NORM
     return colours

@@ -1,16 +1,16 @@
-"""A small synthetic set in the exact format of Hateful Memes, for the demo.
+"""Small synthetic dataset in the exact format of Hateful Memes, for the demo.
 
-Whether a meme is mean is decided by its words and its picture together. "Look how many people love you" is
-kind above a crowd and mean above an empty desert; "look how many people hate you" is the other way round.
-As the real set does with its benign confounders, this one holds each caption with both pictures and each
-picture with both captions::
+The words and the picture together decide whether a meme is mean. "Look how many people love you" is kind
+with a crowd and mean with an empty desert; "look how many people hate you" is the opposite. Like the benign
+confounders of the real dataset, each caption occurs with both pictures, and each picture with both
+captions::
 
                        a crowd    a desert
     ... love you          0          1
     ... hate you          1          0
 
-so words alone, or pictures alone, tell nothing at all about the label. As people disagree about real memes,
-one such group of four in ten has all its labels the other way round, so the best possible AUROC is about 0.9.
+Words or pictures alone therefore carry no information about the label. As people disagree about real memes,
+the labels of one in ten such groups of four are inverted, so the best possible AUROC is about 0.9.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 OPENINGS = ("look", "see", "guess", "imagine")
 CROWDS = ("people", "friends", "classmates", "neighbours", "fans", "strangers")
-# Kind and mean in pairs, so that swapping one for the other is all that tells two captions apart.
+# Pairs of a kind and a mean verb; two captions may differ in this word only.
 VERBS = (("love", "hate"), ("like", "mock"), ("miss", "avoid"), ("trust", "fear"))
 ENDINGS = ("you", "you today", "your jokes", "your songs", "your cooking")
 
-#: Memes in each split, under the names of the challenge's second phase: fours, at most 1,920 in all.
+#: Number of memes per split of the challenge's second phase: multiples of 4, at most 1,920 in total.
 SPLIT_SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_unseen": 160}
-#: The share of each split's groups of four that have all their labels the other way round.
+#: Share of the groups of four in each split whose labels are inverted.
 LABEL_NOISE = 0.1
 
 _ARCHIVE_FOLDER = "hateful_memes"
@@ -61,7 +61,7 @@ _LETTER_WIDTH = 7
 
 @dataclass(frozen=True)
 class Picture:
-    """What a picture shows: a crowd, or a desert where nobody is; the same values give the same pixels."""
+    """Content of a picture: a crowd or an empty desert. Equal values produce equal pixels."""
 
     crowded: bool
     width: int
@@ -70,13 +70,13 @@ class Picture:
 
     @classmethod
     def random(cls, random: Random, *, crowded: bool) -> Picture:
-        """A picture of any size and scene."""
+        """Return a picture of random size and scene."""
         return cls(crowded, random.randrange(160, 260), random.randrange(140, 240), random.getrandbits(32))
 
 
 @dataclass(frozen=True)
 class Meme:
-    """One meme; its label is 1 when it is mean, but for the noise."""
+    """One meme; the label is 1 if it is mean, apart from label noise."""
 
     id: int
     text: str
@@ -85,29 +85,35 @@ class Meme:
 
     @property
     def stem(self) -> str:
-        """The image's file name without its suffix, which also names its features: ``01234``."""
+        """File name of the image without its suffix, also the key of its features: ``01234``."""
         return f"{self.id:05d}"
 
     @property
     def image_path(self) -> str:
-        """Where the image lies, as the annotations say it: ``img/01234.png``."""
+        """Image path in the annotations: ``img/01234.png``."""
         return f"img/{self.stem}.png"
 
     @cached_property
     def png(self) -> bytes:
-        """The image file, drawn when it is first asked for."""
+        """Content of the image file, drawn on first use."""
         return draw_meme(self.picture, self.text)
 
 
 def generate_memes(seed: int) -> dict[str, list[Meme]]:
-    """The memes of each split, in random order; the same seed makes the same memes.
+    """Generate the memes of each split, in random order and reproducibly.
 
-    No caption comes back in another group, so a test never asks for words that were learnt by heart.
+    No caption occurs in two groups, so memorized words do not help on a test split.
+
+    Args:
+        seed: The same seed produces the same memes.
+
+    Returns:
+        Split → memes.
     """
     random = Random(seed)
     wordings = list(itertools.product(OPENINGS, CROWDS, VERBS, ENDINGS))
     random.shuffle(wordings)
-    # Some of four digits, so that file names need their leading zero.
+    # Some ids have four digits, so that file names need a leading zero.
     ids = iter(random.sample(range(1_000, 100_000), sum(SPLIT_SIZES.values())))
     splits: dict[str, list[Meme]] = {}
     for split, size in SPLIT_SIZES.items():
@@ -127,7 +133,7 @@ def generate_memes(seed: int) -> dict[str, list[Meme]]:
 
 
 def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, bytes]]:
-    """Name and contents of each file of the dataset's archive, all in one folder."""
+    """Yield name and content of each file in the dataset's archive, all in one folder."""
     yield f"{_ARCHIVE_FOLDER}/README.md", _README.encode()
     for split, memes in splits.items():
         rows = [{"id": m.stem, "img": m.image_path, "label": m.label, "text": m.text} for m in memes]
@@ -138,7 +144,7 @@ def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, byt
 
 
 def draw_meme(picture: Picture, caption: str) -> bytes:
-    """``picture`` as a PNG file with ``caption`` written on it. Needs Pillow."""
+    """Draw a picture with a caption, and return a PNG file. Requires Pillow."""
     from PIL import Image, ImageDraw
 
     random = Random(picture.seed)
@@ -151,12 +157,11 @@ def draw_meme(picture: Picture, caption: str) -> bytes:
     draw_one, fewest, most = (_draw_person, 20, 30) if picture.crowded else (_draw_cactus, 1, 3)
     for _ in range(random.randint(fewest, most)):
         draw_one(canvas, random, picture, horizon)
-    for n, line in enumerate(textwrap.wrap(caption.upper(), picture.width // _LETTER_WIDTH)):
+    for index, line in enumerate(textwrap.wrap(caption.upper(), picture.width // _LETTER_WIDTH)):
         x = (picture.width - _LETTER_WIDTH * len(line)) // 2
-        canvas.text(
-            (x + 1, 5 + n * _LINE_HEIGHT), line, _BLACK
-        )  # a shadow, so that it can be read on any sky
-        canvas.text((x, 4 + n * _LINE_HEIGHT), line, _WHITE)
+        # The shadow makes the text readable on any sky.
+        canvas.text((x + 1, 5 + index * _LINE_HEIGHT), line, _BLACK)
+        canvas.text((x, 4 + index * _LINE_HEIGHT), line, _WHITE)
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

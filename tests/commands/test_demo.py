@@ -27,7 +27,7 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.torch
 def test_a_folder_of_something_else_is_refused_and_left_alone(user_dir: Path, mmfw: MmfwRunner) -> None:
     (user_dir / "thesis.txt").write_text("mine", encoding="utf-8")
-    assert "not the folder of a demo" in mmfw("demo", "--dir", user_dir, code=2)
+    assert "not a demo folder" in mmfw("demo", "--dir", user_dir, code=2)
     assert [file.name for file in user_dir.iterdir()] == ["thesis.txt"]
 
 
@@ -40,7 +40,7 @@ def test_files_that_cannot_be_made_are_said_by_the_child(
     assert main(["demo", "--dir", str(user_dir)]) == 3
     said = capfd.readouterr().err
     assert "data'" in said
-    assert "the demo's files could not be made" in said
+    assert "cannot create the demo's files" in said
     assert "Traceback" not in said
 
 

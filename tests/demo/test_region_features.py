@@ -1,4 +1,4 @@
-"""Region features as MMF's LMDBFeatureReader expects them; that MMF reads them the demo's test shows."""
+"""Region features in the format of MMF's LMDBFeatureReader; another test lets MMF read them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def half_red_half_blue() -> bytes:
     return file.getvalue()
 
 
-def test_each_image_has_a_record_under_its_file_name_in_the_order_of_keys(user_dir: Path) -> None:
-    """Read in the way of MMF's reader: first the keys, then each of them."""
+def test_each_image_has_a_record_in_key_order(user_dir: Path) -> None:
+    """The records are read like in MMF: first the keys, then each record."""
     import lmdb
 
     from mmf_win.demo.generate import write_features_archive
@@ -51,7 +51,7 @@ def test_each_image_has_a_record_under_its_file_name_in_the_order_of_keys(user_d
     assert (record["cls_prob"].shape, record["objects"].shape) == ((5, 1601), (5,))
 
 
-def test_the_regions_are_the_whole_image_and_its_quarters_told_apart_by_colour() -> None:
+def test_regions_are_the_image_and_its_quarters() -> None:
     import numpy as np
 
     from mmf_win.demo.generate import make_feature_record
@@ -67,7 +67,7 @@ def test_the_regions_are_the_whole_image_and_its_quarters_told_apart_by_colour()
     assert np.linalg.norm(record["features"], axis=1) == pytest.approx(np.full(5, 40.0))
 
 
-def test_an_archive_that_could_not_be_finished_leaves_nothing(user_dir: Path) -> None:
+def test_failed_features_archive_leaves_no_file(user_dir: Path) -> None:
     from PIL import UnidentifiedImageError
 
     from mmf_win.demo.generate import write_features_archive

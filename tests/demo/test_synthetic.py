@@ -1,4 +1,4 @@
-"""The demo's memes: their format, and that neither words nor pictures alone give the label away."""
+"""Memes of the demo: their format, and that text or picture alone does not predict the label."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmf_win.demo import synthetic
 from mmf_win.demo.synthetic import Meme, archive_members, generate_memes
 
 
-def test_the_same_seed_makes_the_same_memes_and_another_seed_others() -> None:
+def test_memes_depend_on_the_seed_only() -> None:
     assert generate_memes(7) == generate_memes(7) != generate_memes(8)
 
 
@@ -38,7 +38,7 @@ SIDES: dict[str, Callable[[Meme], Any]] = {
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_one_side_alone_says_nothing_about_the_label(side: str, seed: int) -> None:
+def test_text_or_picture_alone_does_not_predict_the_label(side: str, seed: int) -> None:
     for memes in generate_memes(seed).values():
         labels = defaultdict(list)
         for meme in memes:
@@ -56,7 +56,7 @@ def test_words_and_picture_together_decide_all_labels_but_one_in_ten() -> None:
         assert sum(meme.label != is_mean(meme) for meme in memes) == pytest.approx(0.1 * len(memes))
 
 
-def test_no_caption_and_no_picture_of_one_split_comes_back_in_another() -> None:
+def test_captions_and_pictures_are_unique_across_splits() -> None:
     seen: set[Any] = set()
     for memes in generate_memes(1).values():
         mine = {meme.text for meme in memes} | {meme.picture for meme in memes}
@@ -65,7 +65,7 @@ def test_no_caption_and_no_picture_of_one_split_comes_back_in_another() -> None:
 
 
 @pytest.mark.torch
-def test_images_are_png_files_of_varied_sizes_and_the_same_pixels_every_time() -> None:
+def test_images_are_reproducible_png_files_of_varied_sizes() -> None:
     Image = pytest.importorskip(
         "PIL.Image", reason="Pillow is of the train extra, as on Windows in the tests"
     )
