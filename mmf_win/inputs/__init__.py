@@ -1,1 +1,1 @@
-"""The files that a run reads: which they are, where, whether they are intact, and how to get them."""
+"""Input files of a run: which they are, where they are, whether they are intact, and how to get them."""

@@ -1,4 +1,4 @@
-"""What is odd about the memes of a training, as their annotations and the hashes of their images show."""
+"""Checks of the memes of a training for unbalanced labels and for memes shared between splits."""
 
 from __future__ import annotations
 
@@ -28,35 +28,44 @@ _VALIDATION_LABELS_HINT = (
 def check_annotations(
     paths: DatasetPaths, dataset: Settings, inputs: VerifiedInputs = _UNFILTERED_INPUTS
 ) -> list[CheckResult]:
-    """On the labels that are trained and validated on, and on memes that training, validation and test share.
+    """Check the labels of the training and validation memes, and look for memes shared between splits.
 
-    Of a ``dataset``, MMF's configuration, whose annotations are those of ``paths``, the published splits of
-    validation and test count, too. These overlap by themselves: dev_unseen holds most of dev_seen, and those
-    of the first phase are the seen ones. ``inputs`` has the rows that stay of annotation files of which some
-    are left out.
+    If the annotation files belong to the dataset in ``paths``, the published validation and test splits are
+    compared, too. Overlaps between two validation or two test splits are not reported: dev_unseen contains
+    most of dev_seen, and the splits of the first phase are the seen splits.
+
+    Args:
+        paths: The dataset in MMF's layout.
+        dataset: MMF's configuration of the dataset.
+        inputs: Verified inputs, with the rows that remain in annotation files from which rows are excluded.
+
+    Returns:
+        At least one result for each check.
     """
-    read: dict[str, tuple[str, Sequence[AnnotationRow]]] = {}
+    rows_by_split: dict[str, tuple[str, Sequence[AnnotationRow]]] = {}
     for slot in ("train", "val"):
         for path in list_dataset_paths(dataset, "annotations", [slot]):
             is_split = path.resolve().parent == paths.annotations.resolve()
-            name = path.stem if is_split and path.stem not in read else str(path)
+            name = path.stem if is_split and path.stem not in rows_by_split else str(path)
             rows = dict(inputs.kept_rows.values()).get(path) or read_annotations(path)
-            read[f"{name} ({slot})" if name in read else name] = slot, rows
-    found = [_check_balance(name, rows) for name, (_, rows) in read.items()]
-    validated = {name: labels_of(rows) or [] for name, (slot, rows) in read.items() if slot == "val"}
-    if len(set(chain(*validated.values()))) == 1:
-        text = f"{', '.join(validated)}: one label only, so there is no AUROC, and no best.ckpt by it"
-        found.append(CheckResult("error", "validation", text, _VALIDATION_LABELS_HINT))
-    splits = splits_on_disk(paths)
-    for name in SPLITS[1:] if not read.keys().isdisjoint(splits) else ():
-        if name in splits and name not in read:
-            with suppress(DatasetError):  # no training reads it
-                read[name] = (
+            rows_by_split[f"{name} ({slot})" if name in rows_by_split else name] = slot, rows
+    results = [_check_balance(name, rows) for name, (_, rows) in rows_by_split.items()]
+    validation_labels = {
+        name: labels_of(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"
+    }
+    if len(set(chain(*validation_labels.values()))) == 1:
+        text = f"{', '.join(validation_labels)}: only one label, so there is no AUROC and no best.ckpt"
+        results.append(CheckResult("error", "validation", text, _VALIDATION_LABELS_HINT))
+    existing_splits = splits_on_disk(paths)
+    for name in SPLITS[1:] if not rows_by_split.keys().isdisjoint(existing_splits) else ():
+        if name in existing_splits and name not in rows_by_split:
+            with suppress(DatasetError):  # the training does not read this split
+                rows_by_split[name] = (
                     "test" if name.startswith("test") else "val",
                     read_annotations(paths.annotation_file(name)),
                 )
     folders = list_dataset_paths(dataset, "images", ["train"])
-    return found + _check_shared_memes(read, paths, folders[0] if folders else paths.images)
+    return results + _check_shared_memes(rows_by_split, paths, folders[0] if folders else paths.images)
 
 
 def _check_balance(name: str, rows: Sequence[AnnotationRow]) -> CheckResult:
@@ -65,35 +74,41 @@ def _check_balance(name: str, rows: Sequence[AnnotationRow]) -> CheckResult:
     text = f"{name}: {100 * share:.0f} % of {len(rows):,} memes are hateful"
     if _MIN_LABEL_SHARE <= share <= 1 - _MIN_LABEL_SHARE:
         return CheckResult("ok", "balance", text)
-    advice = "a model that always gives the same answer is right about the others; accuracy hides that"
-    return CheckResult("warning" if 0 < share < 1 else "error", "balance", text, advice)
+    hint = "do not rely on accuracy: a constant prediction is correct for most of these memes"
+    return CheckResult("warning" if 0 < share < 1 else "error", "balance", text, hint)
 
 
 def _check_shared_memes(
     rows_by_split: Mapping[str, tuple[str, Sequence[AnnotationRow]]], paths: DatasetPaths, images: Path
 ) -> list[CheckResult]:
-    """Memes with the same text and the same bytes of the image; either alone is a confounder, on purpose."""
+    """Look for memes with the same text and the same image bytes in splits of different use.
+
+    Text or image alone may repeat: the dataset contains such benign confounders on purpose.
+
+    Returns:
+        A warning for each pair of splits that shares memes, or a single positive result.
+    """
     manifest = Manifest.load(paths.root)
-    known = manifest.files if manifest and images.is_relative_to(paths.root) else {}
-    below = f"{images.relative_to(paths.root).as_posix()}/" if known else ""
+    image_entries = manifest.files if manifest and images.is_relative_to(paths.root) else {}
+    prefix = f"{images.relative_to(paths.root).as_posix()}/" if image_entries else ""
     memes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for name, (_, rows) in rows_by_split.items():
         for row in rows:
-            entry = known.get(below + row.img)
+            entry = image_entries.get(prefix + row.img)
             memes[row.text, entry.sha256 if entry else row.img].setdefault(name, row.display_id)
-    twice: dict[tuple[str, str], list[str]] = defaultdict(list)
+    shared_ids: dict[tuple[str, str], list[str]] = defaultdict(list)
     for ids in memes.values():
-        for one, other in combinations(ids, 2):
-            if rows_by_split[one][0] != rows_by_split[other][0]:
-                same = ids[one] == ids[other]
-                twice[one, other].append(ids[one] if same else f"{ids[one]} = {ids[other]}")
+        for first, second in combinations(ids, 2):
+            if rows_by_split[first][0] != rows_by_split[second][0]:
+                same_id = ids[first] == ids[second]
+                shared_ids[first, second].append(ids[first] if same_id else f"{ids[first]} = {ids[second]}")
     return [
         CheckResult(
             "warning",
             "splits",
-            f"memes both in {one} and in {other}: {len(ids)} ({summarize_list(ids)})",
-            "the same image and text in both: a score on one of them counts what was learnt by heart",
+            f"memes in both {first} and {second}: {len(ids)} ({summarize_list(ids)})",
+            "remove them from one of the two; scores on memorized memes are too high",
             ids,
         )
-        for (one, other), ids in twice.items()
-    ] or [CheckResult("ok", "splits", f"no meme of one is in another: {', '.join(rows_by_split)}")]
+        for (first, second), ids in shared_ids.items()
+    ] or [CheckResult("ok", "splits", f"no shared memes: {', '.join(rows_by_split)}")]

@@ -1,4 +1,4 @@
-"""The files that a configuration of MMF makes a run read, and those that mmfw has ever got or read."""
+"""Discovery of input files: files that a configuration of MMF reads, and files that mmfw fetched or read."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ from mmf_win.upstream.config import Settings
 from mmf_win.upstream.overrides import split_paths
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
-# From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13.
+# Since torchvision 0.13, the URL of the weights that MMF requests with pretrained=True.
 _RESNET152_URL = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 
 
 def list_config_inputs(
     root: Path, places: MmfPaths, config: Settings, slots: Sequence[str] = ("train", "val")
 ) -> list[InputFiles]:
-    """The files that a run reads, beside the annotations, the images and its own checkpoints.
+    """List the files that a run reads, except annotations, images and the run's own checkpoints.
 
-    Its ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. Errors are those of
-    :class:`Zoo`.
+    Args:
+        root: Folder that contains the package ``mmf``.
+        places: Folders of MMF.
+        config: Result of :func:`mmf_win.upstream.config.resolve_config`.
+        slots: MMF's splits that are read: ``train``, ``val`` or ``test``.
+
+    Returns:
+        Each input once. Errors are those of :class:`Zoo`.
     """
     zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
-    found = [
+    inputs = [
         *_feature_inputs(zoo, config["dataset"], slots),
         *_vocabulary_inputs(zoo, config),
         *_pretrained_inputs(zoo, config["checkpoint"]),
         *_encoder_inputs(zoo, config["model"]),
         *_model_inputs(config, places),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(inputs))
 
 
 def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterator[InputFiles]:
@@ -48,10 +54,10 @@ def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterat
         list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
     ):
         if path.suffix == ".lmdb":
-            own = path.parent == places.dataset.features
-            entry = zoo.dataset_entry("features") if own else None
-            data = f"{path.name}/data.mdb"
-            yield RegionFeaturesInput("region features", path.parent, places, (data,), entry=entry)
+            is_default_folder = path.parent == places.dataset.features
+            entry = zoo.dataset_entry("features") if is_default_folder else None
+            data_name = f"{path.name}/data.mdb"
+            yield RegionFeaturesInput("region features", path.parent, places, (data_name,), entry=entry)
         else:
             files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.npy"))
             folder, names = (path, tuple(files)) if files else (path.parent, (path.name,))
@@ -59,18 +65,18 @@ def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterat
 
 
 def list_feature_lmdbs(dataset: Settings, slots: Sequence[str]) -> set[Path]:
-    """The LMDBs of region features that are read; arguments as for :func:`list_dataset_paths`."""
+    """Return the LMDBs of region features that are read; arguments as for :func:`list_dataset_paths`."""
     paths = list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
     return {path for path in paths if path.suffix == ".lmdb"}
 
 
 def list_dataset_paths(dataset: Settings, attribute: str, slots: Sequence[str]) -> list[Path]:
-    """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset)."""
-    chosen = dataset.get(attribute) or {}
-    listed = (chosen.get(slot) or [] for slot in slots)
-    flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))
+    """Return the paths of annotations, images or features, joined as in mmf.datasets.mmf_dataset."""
+    values_by_slot = dataset.get(attribute) or {}
+    values = (values_by_slot.get(slot) or [] for slot in slots)
+    texts = (text for items in values for text in ([items] if isinstance(items, str) else items))
     base = Path(str(dataset.get("data_dir", "")))
-    return [base / part for item in flat for part in split_paths(str(item), base)]
+    return [base / part for text in texts for part in split_paths(str(text), base)]
 
 
 def _vocabulary_inputs(zoo: Zoo, config: Settings) -> Iterator[InputFiles]:
@@ -85,9 +91,9 @@ def _vocabulary_inputs(zoo: Zoo, config: Settings) -> Iterator[InputFiles]:
 
 
 def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> Iterator[InputFiles]:
-    words, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
-    if words:
-        path = Path(data_dir or str(vocab.get("data_dir", "")), str(words))
+    vocab_file, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
+    if vocab_file:
+        path = Path(data_dir or str(vocab.get("data_dir", "")), str(vocab_file))
         extras = zoo.mmf_paths.dataset.root / "extras"
         if path.is_relative_to(extras):
             name = path.relative_to(extras).as_posix()
@@ -95,14 +101,14 @@ def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> 
         else:
             yield InputFiles("vocabulary", path.parent, zoo.mmf_paths, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
-        hint = "put it there, or let each vocab of the configuration have the type random"
+        hint = "put it there, or set the type of each vocab in the configuration to random"
         yield InputFiles(
             "GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint
         )
 
 
 def extras_input(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> ArchiveInput:
-    """The extras of the dataset, which hold vocabularies."""
+    """Return the dataset's extras, which contain vocabularies."""
     folder = places.dataset.root / "extras"
     return ArchiveInput("vocabulary", folder, places, tuple(names), entry=entry, choose=_choose_extras)
 
@@ -125,11 +131,11 @@ def _pretrained_inputs(zoo: Zoo, checkpoint: Settings) -> Iterator[InputFiles]:
 
 
 def zoo_weights_input(zoo: Zoo, key: str) -> ArchiveInput:
-    """The weights that a zoo has under a key; of one that it lacks, those that may lie there all the same."""
+    """Return the weights of a zoo key; for an unknown key, weights that may be in its folder anyway."""
     title, entry = f"weights {key}", zoo.model_entry(key)
     if entry:
         return ArchiveInput(title, entry.folder, zoo.mmf_paths, entry=entry)
-    hint = f"checkpoint.resume_zoo={key} is neither a file nor a key of MMF's zoo ({zoo.models_file})"
+    hint = f"correct checkpoint.resume_zoo={key}, neither a file nor a key of MMF's zoo ({zoo.models_file})"
     return ArchiveInput(title, zoo.mmf_paths.data_dir / "models" / key, zoo.mmf_paths, hint=hint)
 
 
@@ -144,27 +150,27 @@ def _encoder_inputs(zoo: Zoo, model: Settings) -> Iterator[InputFiles]:
 
 
 def resnet152_input(folder: Path, places: MmfPaths) -> UrlInput:
-    """The weights that torchvision would download, in a folder of PyTorch Hub's."""
+    """Return the weights that torchvision downloads into a folder of PyTorch Hub."""
     name = _RESNET152_URL.rpartition("/")[2]
     return UrlInput("ResNet-152", folder, places, (name,), _RESNET152_URL)
 
 
 def _fc7_input(zoo: Zoo, weights: Path, bias: Path) -> InputFiles:
-    """The detector's last layer, where the configuration has it, or where MMF would have put it."""
+    """Return the last layer of the detector, from the configured paths or from where MMF unpacks it."""
     title, names = "detectron fc7", (weights.name, bias.name)
-    of_mmf = zoo.model_entry("detectron.vmb_weights")
+    vmb_entry = zoo.model_entry("detectron.vmb_weights")
     configured = weights.is_file() and bias.is_file()
-    if of_mmf and not configured and all((of_mmf.folder / name).is_file() for name in names):
-        return ArchiveInput(title, of_mmf.folder, zoo.mmf_paths, names, entry=of_mmf)
+    if vmb_entry and not configured and all((vmb_entry.folder / name).is_file() for name in names):
+        return ArchiveInput(title, vmb_entry.folder, zoo.mmf_paths, names, entry=vmb_entry)
     entry = zoo.model_entry("detectron")
-    own = entry if entry and entry.folder == weights.parent == bias.parent else None
-    return ArchiveInput(title, weights.parent, zoo.mmf_paths, names, entry=own)
+    matching_entry = entry if entry and entry.folder == weights.parent == bias.parent else None
+    return ArchiveInput(title, weights.parent, zoo.mmf_paths, names, entry=matching_entry)
 
 
 def _model_inputs(config: Settings, places: MmfPaths) -> Iterator[hub.LocalModelInput]:
-    """The BERTs and CLIPs, with their weights or for the tokenizer alone."""
+    """Yield the BERTs and CLIPs, with weights or with their tokenizers only."""
     model = config["model"]
-    # With a text encoder of another type, a model leaves its own BERT unused.
+    # A model does not use its own BERT if its text encoder has another type.
     encoder = (model.get("text_encoder") or {}).get("type", "transformer")
     berts = [model.get("bert_model_name")] if encoder == "transformer" else []
     berts += [params.get("bert_model_name") for params in _iter_module_params(model, "transformer")]
@@ -181,16 +187,18 @@ def _model_inputs(config: Settings, places: MmfPaths) -> Iterator[hub.LocalModel
 
 
 def may_query_hub(config: Settings, places: MmfPaths) -> bool:
-    """Whether a run whose inputs are all there may read more of the Hugging Face Hub than these files."""
-    models = [hub.find_snapshot(each.source) for each in _model_inputs(config, places) if each.source]
+    """Return whether a run with complete inputs may request other files from the Hugging Face Hub."""
+    snapshots = [hub.find_snapshot(item.source) for item in _model_inputs(config, places) if item.source]
     unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
     return (
-        bool(unlisted) or not models or not all(model and hub.is_known_model_type(model) for model in models)
+        bool(unlisted)
+        or not snapshots
+        or not all(folder and hub.is_known_model_type(folder) for folder in snapshots)
     )
 
 
 def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
-    """The ``params`` of every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
+    """Yield the ``params`` of every mapping in ``tree`` with this ``type``, MMF's format for modules."""
     if isinstance(tree, Mapping) and tree.get("type") == module_type:
         yield dict(tree.get("params") or {})
     if isinstance(tree, (Mapping, list)):
@@ -199,55 +207,58 @@ def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
 
 
 def inputs_on_disk(places: MmfPaths) -> list[InputFiles]:
-    """What lies in the data folder, and what was read in the caches of others."""
+    """List the inputs in the data folder and those read from caches of other programs."""
     folders: set[Path] = set()
-    for here, below, names in os.walk(places.data_dir):
-        below[:] = [name for name in below if not name.startswith(".mmfw-")]
+    for folder_name, subfolders, names in os.walk(places.data_dir):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".mmfw-")]
         if (
             MANIFEST_NAME in names
-            or Path(here) == places.dataset.features
-            or is_install_incomplete(Path(here))
+            or Path(folder_name) == places.dataset.features
+            or is_install_incomplete(Path(folder_name))
         ):
-            folders.add(Path(here))
-    found = [
-        each for folder in sorted(folders - {places.dataset.root}) for each in _folder_inputs(folder, places)
+            folders.add(Path(folder_name))
+    inputs = [
+        item for folder in sorted(folders - {places.dataset.root}) for item in _folder_inputs(folder, places)
     ]
-    elsewhere = (
+    cached_paths = (
         path
         for path in map(Path, load_known_hashes(places.cache_dir).files)
         if _is_in_this_data_dir(path, places)
     )
-    # Where a whole folder is gone, its owner has removed it.
-    shared = (
-        each
-        for each in _shared_cache_inputs(elsewhere, places)
-        if any(path.is_file() for path in each.files())
+    # A missing folder was removed by its owner.
+    shared_inputs = (
+        item
+        for item in _shared_cache_inputs(cached_paths, places)
+        if any(path.is_file() for path in item.files())
     )
-    return [*found, *shared]
+    return [*inputs, *shared_inputs]
 
 
 def _is_in_this_data_dir(path: Path, places: MmfPaths) -> bool:
-    """Whether a file lies in no other data folder; all share the cache folder, which lists what was read."""
+    """Return whether a file is in no other data folder.
+
+    All data folders share the cache folder, in which the list of known hashes is stored.
+    """
     datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
     return path.is_relative_to(places.data_dir) or not any(datasets)
 
 
 def _folder_inputs(folder: Path, places: MmfPaths) -> Iterator[InputFiles]:
-    """The files that the folder's manifest lists, and region features that have none."""
-    data = "detectron.lmdb/data.mdb"
-    names: tuple[str, ...] = (data,) if (folder / data).is_file() else ()
+    """Yield the files in the folder's manifest, and region features without a manifest."""
+    lmdb_data = "detectron.lmdb/data.mdb"
+    names: tuple[str, ...] = (lmdb_data,) if (folder / lmdb_data).is_file() else ()
     manifest = None
     try:
         if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
             names = tuple(manifest.files)
-    except DataError:  # which verifying them tells
-        known = load_manifest_notes(folder)
-        names = names or tuple(known.stamps if known else ())
+    except DataError:  # reported when the files are verified
+        notes = load_manifest_notes(folder)
+        names = names or tuple(notes.stamps if notes else ())
     if folder == places.dataset.features or (manifest and manifest.hash_origin == "built"):
         title = "region features" if folder == places.dataset.features else folder.name
         for name in names:
             features = RegionFeaturesInput(title, folder, places, (name,))
-            # Files without a list are taken as they are only where their archive is gone.
+            # Files without a manifest are accepted only if their archive is gone.
             yield features if manifest else features.with_source()
     elif folder == places.dataset.root / "extras":
         yield extras_input(places, names)
@@ -256,7 +267,7 @@ def _folder_inputs(folder: Path, places: MmfPaths) -> Iterator[InputFiles]:
 
 
 def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[InputFiles]:
-    """What was read in folders of others, by the folder."""
+    """Yield files in folders of other programs, grouped by folder."""
     by_folder: dict[Path, set[str]] = {}
     for path in paths:
         by_folder.setdefault(path.parent, set()).add(path.name)
@@ -270,5 +281,5 @@ def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[In
         resnet = resnet152_input(folder, places)
         if names & set(resnet.names):
             yield resnet
-        if others := names - set(resnet.names):
-            yield InputFiles(str(folder), folder, places, tuple(sorted(others)))
+        if other_names := names - set(resnet.names):
+            yield InputFiles(str(folder), folder, places, tuple(sorted(other_names)))

@@ -1,6 +1,6 @@
-"""Region features in an LMDB: of which images there are some, which rows have none, and how to get others.
+"""Region features in LMDBs: reading their keys, finding rows without features, and building new LMDBs.
 
-Of the user's own images, an LMDB is built of ``.npy`` files.
+LMDBs for the user's own images are built from ``.npy`` files.
 """
 
 from __future__ import annotations
@@ -25,146 +25,183 @@ from mmf_win.unpacking.extract import install_staged
 from mmf_win.unpacking.staging import open_staging
 from mmf_win.upstream.install import require_packages
 
-_BUILT_FROM_KEY = "folders"  # in the result of a manifest
+_BUILT_FROM_KEY = "folders"  # key in the manifest's result
 _KEYS_FILE, _LMDB_DATA = "mmfw-keys.json", "data.mdb"
 
 
 def read_image_keys(folder: Path, *, read_records: bool = False) -> frozenset[str]:
-    """The keys of an LMDB of region features, each of which has a record.
+    """Return the image keys of an LMDB of region features.
 
-    They are remembered beside it for as long as nobody touches it. To ``walk`` is to read every record all
-    the same, as MMF does later.
+    The keys are cached next to the LMDB until it changes.
+
+    Args:
+        folder: The LMDB.
+        read_records: Ignore the cache and check every record, as MMF reads them later.
+
+    Returns:
+        The keys; each has a record.
 
     Raises:
-        DamagedFeatures: it is cut off or damaged.
-        HostileFeatures: what is in it could run code.
-        MmfError: lmdb is not installed.
-        OSError: the system refuses to open it.
+        DamagedFeaturesError: The LMDB is truncated or damaged.
+        UnsafeFeaturesError: A record could run code when it is unpickled.
+        MmfEnvironmentError: lmdb is not installed.
+        OSError: The file cannot be opened.
     """
     data = folder / _LMDB_DATA if folder.is_dir() else folder
-    note = folder.parent / _KEYS_FILE
-    state = list(astuple(FileStamp.from_stat(data.stat())))[:-1]
+    keys_file = folder.parent / _KEYS_FILE
+    stamp = list(astuple(FileStamp.from_stat(data.stat())))[:-1]
     if not read_records:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            noted = read_json(note)
-            if (noted["lmdb"], noted["checked"]) == (folder.name, state):
-                return frozenset(noted["keys"])
+            cached = read_json(keys_file)
+            if (cached["lmdb"], cached["checked"]) == (folder.name, stamp):
+                return frozenset(cached["keys"])
     require_packages("lmdb")
-    data.open("rb").close()  # else it would be called damaged where it may not be read
+    data.open("rb").close()  # without read permission, it would be reported as damaged
     try:
         keys = run_lmdb_helper("lmdb_file", str(folder.absolute()), "records" if read_records else "keys")
     except DamagedFeaturesError as error:
         error.hint = rebuild_features_hint(folder)
         raise
     with suppress(OSError):
-        write_json(note, {"lmdb": folder.name, "checked": state, "keys": keys})
+        write_json(keys_file, {"lmdb": folder.name, "checked": stamp, "keys": keys})
     return frozenset(keys)
 
 
 def add_features(
     folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force: bool = False
 ) -> dict[str, Any]:
-    """Build an LMDB of the features in folders, with a manifest beside it: all of it, or nothing.
+    """Build an LMDB with a manifest from the features in folders; on failure, nothing changes.
 
-    The folders hold ``NAME.npy`` and ``NAME_info.npy``, as MMF's extraction scripts write them; the images
-    are compared with the splits in MMF's folders. With ``force``, the LMDB that is there is replaced.
+    Args:
+        folders: Contain ``NAME.npy`` and ``NAME_info.npy``, as written by MMF's extraction scripts.
+        lmdb: The LMDB's folder.
+        places: Folders of MMF, with the splits that the images are compared with.
+        force: Replace an existing LMDB.
 
     Returns:
-        the ``lmdb``; the number of its ``images``; how many ``numbers`` describe a region; the smallest and
-        the largest number of ``regions`` of an image; the images ``without_info``; and for each of the
-        ``splits``, how many ``rows`` it has, and how many of them ``with_features``.
+        The ``lmdb``; the number of ``images``; the number of ``numbers`` per region; the smallest and the
+        largest number of ``regions`` of an image; the images ``without_info``; and for each of the
+        ``splits``, the number of ``rows`` and the number of rows ``with_features``.
 
     Raises:
-        DatasetError: a file cannot be used, or there is an LMDB already; nothing was changed.
-        ResourceError: there is not enough room; nothing was changed.
-        UsageError: the LMDB's folder lies beside files with a manifest of their own.
-        MmfError: lmdb or numpy is not installed.
+        DatasetError: A file cannot be used, or the LMDB already exists; nothing was changed.
+        ResourceError: There is not enough disk space; nothing was changed.
+        UsageError: The LMDB's folder also contains files with a manifest of their own.
+        MmfEnvironmentError: lmdb or numpy is not installed.
     """
     require_packages("lmdb", "numpy")
     splits = {
         split: read_annotations(places.dataset.annotation_file(split))
         for split in splits_on_disk(places.dataset)
     }
-    given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
-    with open_staging(lmdb.parent, wait=True) as here:
+    sources = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
+    with open_staging(lmdb.parent, wait=True) as staging:
         _require_free_path(lmdb, force)
         try:
-            found = run_lmdb_helper("builder", str(here.new_dir / lmdb.name), *given)
+            summary = run_lmdb_helper("builder", str(staging.new_dir / lmdb.name), *sources)
         except DamagedFeaturesError as error:
-            raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
-        data = here.new_dir / lmdb.name / _LMDB_DATA
+            raise DatasetError(f"{lmdb}: cannot be built: {error}") from None
+        data = staging.new_dir / lmdb.name / _LMDB_DATA
         files = {f"{lmdb.name}/{_LMDB_DATA}": ManifestEntry(hash_file(data, "Hashing"), data.stat().st_size)}
-        install_staged(here, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM_KEY: given}))
-    keys = frozenset(found.pop("keys"))
-    covered = {
+        install_staged(staging, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM_KEY: sources}))
+    keys = frozenset(summary.pop("keys"))
+    coverage = {
         split: {"rows": len(rows), "with_features": len(rows) - len(rows_without_features(rows, keys))}
         for split, rows in splits.items()
     }
-    return {"lmdb": lmdb, "images": len(keys), **found, "splits": covered}
+    return {"lmdb": lmdb, "images": len(keys), **summary, "splits": coverage}
 
 
 def _require_free_path(lmdb: Path, force: bool) -> None:
-    """Refuse a place that is taken."""
+    """Refuse a path with existing features or in a folder with other files.
+
+    Raises:
+        UsageError: The folder contains files with a manifest of their own.
+        DatasetError: The LMDB already exists, and ``force`` is False.
+    """
     manifest = load_intact_manifest(lmdb.parent) if force else Manifest.load(lmdb.parent)
-    if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_LMDB_DATA}"}):
-        message = f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})"
-        raise UsageError(message, hint="name an LMDB in another folder")
+    if manifest and (other_files := manifest.files.keys() - {f"{lmdb.name}/{_LMDB_DATA}"}):
+        message = f"{lmdb.parent}: contains other files with their own manifest ({min(other_files)})"
+        raise UsageError(message, hint="choose an LMDB in another folder")
     if (lmdb / _LMDB_DATA).exists() and not force:
-        message = f"{lmdb}: there are region features already"
-        raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
+        message = f"{lmdb}: region features already exist"
+        raise DatasetError(message, hint="replace them with --force, or choose another --data-dir")
 
 
 def run_lmdb_helper(module: str, lmdb: str, *arguments: str) -> Any:
-    """Ask a module of features about an LMDB; it imports what the parent must not.
+    """Run a module of ``mmf_win.features`` on an LMDB in a child process.
 
-    ``python -m mmf_win.features.MODULE LMDB WORDS`` prints JSON in its own process.
+    The module imports packages that this process must not import, and a truncated LMDB crashes its reader.
+    ``python -m mmf_win.features.MODULE LMDB ARGUMENTS`` prints its answer as JSON.
+
+    Args:
+        module: Name of the module.
+        lmdb: Path of the LMDB.
+        arguments: Further arguments of the module.
+
+    Returns:
+        The answer.
 
     Raises:
-        Interrupted: the user pressed Ctrl+C.
-        MmfwError: what the answer is instead.
-        DamagedFeatures: there is none; to read what is cut off ends the process.
+        StoppedByUserError: The user pressed Ctrl+C.
+        MmfwError: The module reported this error.
+        DamagedFeaturesError: The module printed no answer.
     """
     command = module_command(f"mmf_win.features.{module}", lmdb, *arguments)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    if done.returncode == StoppedByUserError.exit_code:
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    if result.returncode == StoppedByUserError.exit_code:
         raise StoppedByUserError("interrupted")
     try:
-        found = json.loads(done.stdout)
+        answer = json.loads(result.stdout)
     except ValueError:
-        message = f"{lmdb}: not read or written to its end (exit code {done.returncode})"
+        message = f"{lmdb}: reading or writing failed (exit code {result.returncode})"
         raise DamagedFeaturesError(message) from None
-    if "error" in found:
-        kind, message = getattr(errors, found["kind"]), found["error"]
-        raise kind(message, hint=found["hint"], prefix=found["about"])
-    return found["answer"]
+    if "error" in answer:
+        error_type, message = getattr(errors, answer["kind"]), answer["error"]
+        raise error_type(message, hint=answer["hint"], prefix=answer["about"])
+    return answer["answer"]
 
 
 def rows_without_features(rows: Iterable[AnnotationRow], keys: Collection[str]) -> list[AnnotationRow]:
-    """The rows whose image has no record, by the names that MMF would ask for.
+    """Return the rows whose image has no record under any name that MMF tries.
 
-    It takes the number at a name's end first, without its zeros, then the name itself
+    MMF first tries the number at the end of the name without leading zeros, then the name
     (mmf.datasets.databases.readers.feature_readers).
+
+    Args:
+        rows: Rows of an annotation file.
+        keys: Image keys of the LMDB.
+
+    Returns:
+        The rows without features, in order.
     """
     return [row for row in rows if find_feature_key(row.img, keys) is None]
 
 
 def find_mismatched_features(rows: Iterable[AnnotationRow], keys: Collection[str]) -> dict[str, str]:
-    """The images for which MMF would take the features of another one → the key of these.
+    """Map each image for which MMF would load another image's features to the key of that record.
 
-    It knows no folders, and for ``a_12.png`` it takes the key ``12`` before ``a_12``.
+    MMF ignores folders, and for ``a_12.png`` it prefers the key ``12`` to ``a_12``.
+
+    Args:
+        rows: Rows of an annotation file.
+        keys: Image keys of the LMDB.
+
+    Returns:
+        Image → key.
     """
-    found: dict[str, str] = {}
+    mismatched: dict[str, str] = {}
     owners: dict[str, str] = {}
     for row in rows:
         key, stem = find_feature_key(row.img, keys), _stem(row.img)
-        is_own = key in (stem, stem.lstrip("0") or "0")
-        if key is not None and not (is_own and owners.setdefault(key, row.img) == row.img):
-            found[row.img] = key
-    return found
+        is_matching = key in (stem, stem.lstrip("0") or "0")
+        if key is not None and not (is_matching and owners.setdefault(key, row.img) == row.img):
+            mismatched[row.img] = key
+    return mismatched
 
 
 def find_feature_key(image: str, keys: Collection[str]) -> str | None:
-    """The key of the record that MMF takes for an image; None where there is none."""
+    """Return the key of the record that MMF loads for an image, or None if there is none."""
     return next((key for key in _candidate_keys(image) if key in keys), None)
 
 
@@ -180,35 +217,39 @@ def _stem(image: str) -> str:
 
 
 def rebuild_features_hint(lmdb: Path) -> str:
-    """How to repair an LMDB that came out of an archive, and to make one that did not, or was never there."""
+    """Return how to repair an LMDB from its archive, or how to build or unpack one."""
     features = lmdb.parent
     manifest = load_intact_manifest(features)
-    here = _data_dir_arguments(features)
-    if here is not None and manifest and manifest.source:
-        return f"`{format_command('mmfw', 'repair', 'features', *here)}`"
-    is_listed = manifest is not None and f"{lmdb.name}/{_LMDB_DATA}" in manifest.files
-    folders = list(manifest.result.get(_BUILT_FROM_KEY, [])) if manifest and is_listed else []
-    where = ["-o", lmdb] if here is None or lmdb.name != "detectron.lmdb" else here
+    data_dir_args = _data_dir_arguments(features)
+    if data_dir_args is not None and manifest and manifest.source:
+        return f"run `{format_command('mmfw', 'repair', 'features', *data_dir_args)}`"
+    is_in_manifest = manifest is not None and f"{lmdb.name}/{_LMDB_DATA}" in manifest.files
+    folders = list(manifest.result.get(_BUILT_FROM_KEY, [])) if manifest and is_in_manifest else []
+    target = ["-o", lmdb] if data_dir_args is None or lmdb.name != "detectron.lmdb" else data_dir_args
     force = ["--force"] if manifest or (lmdb / _LMDB_DATA).exists() else []
-    build = format_command("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
+    add_command = format_command("mmfw", "features", "add", *(folders or ["FOLDER"]), *target, *force)
     if folders:
-        return f"`{build}`"
-    extract = format_command("mmfw", "features", "extract", "ARCHIVE", *force, *where)
-    unpack = f"`{extract}` unpacks the region features of an archive; " if where is here else ""
-    return f"{unpack}`{build}` builds the LMDB of the .npy files in FOLDER alone"
+        return f"run `{add_command}`"
+    extract_command = format_command("mmfw", "features", "extract", "ARCHIVE", *force, *target)
+    extract_hint = (
+        f"unpack the region features of an archive with `{extract_command}`, or "
+        if target is data_dir_args
+        else ""
+    )
+    return f"{extract_hint}build an LMDB of only the .npy files in FOLDER with `{add_command}`"
 
 
 def missing_archive_hint(name: str, folder: Path) -> str:
-    """How to repair files in a folder that came out of an archive that nobody publishes."""
-    give = f"give {name} or its folder with --source"
-    here = _data_dir_arguments(folder)
-    if here is None:
-        return give
-    extract = format_command("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
-    return f"{give}, or unpack another archive with `{extract}`"
+    """Return how to repair files from an archive that is not published."""
+    source_hint = f"pass {name} or its folder with --source"
+    data_dir_args = _data_dir_arguments(folder)
+    if data_dir_args is None:
+        return source_hint
+    extract_command = format_command("mmfw", "features", "extract", "ARCHIVE", "--force", *data_dir_args)
+    return f"{source_hint}, or unpack another archive with `{extract_command}`"
 
 
 def _data_dir_arguments(features: Path) -> list[str] | None:
-    """What to type for the data folder that MMF finds these features in; None where it finds others."""
+    """Return the arguments for the data folder in which MMF finds these features, or None."""
     data_dir = features.parents[3] if len(features.parents) > 3 else features
     return data_dir_arguments(data_dir) if features == DatasetPaths.from_data_dir(data_dir).features else None

@@ -1,7 +1,7 @@
-"""The files that a run reads: what all have in common, those that the user has brought, and how to get some.
+"""Input files of a run: the common base class, mirrors, and fetching.
 
-Where they come from makes the difference: they are given by the user (:class:`InputFiles`), a file with a URL
-(:class:`UrlInput`), a model of the Hugging Face Hub (:mod:`~mmf_win.inputs.hub`) or out of an archive
+Subclasses differ in where the files come from: files of the user (:class:`InputFiles`), a URL
+(:class:`UrlInput`), a model of the Hugging Face Hub (:mod:`~mmf_win.inputs.hub`) or an archive
 (:mod:`~mmf_win.inputs.archive_input`).
 """
 
@@ -49,15 +49,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Mirror:
-    """Another place to get files from than their own sources; without one, there is none.
+    """Alternative source of files; without a URL or path, files come from their own sources only.
 
     Attributes:
-        url: that of a folder or a file.
-        path: a folder or file on this machine.
-        keep_archives: leave a downloaded archive where MMF would, to repair from it without a download.
-        offline: take files from this machine only.
-        ask: answers with the password; called only when files are repaired from an encrypted archive.
-        other_way: how to name such a place, for the hint of a failed download; ``{names}`` are the files.
+        url: URL of a folder or a file.
+        path: Folder or file on this machine.
+        keep_archives: Keep a downloaded archive where MMF would, for repairs without a download.
+        offline: Use files on this machine only.
+        ask: Returns the password; called only when files are repaired from an encrypted archive.
+        alternative_hint: How to name a mirror, for the hint of a failed download; ``{names}`` are the files.
     """
 
     url: str | None = None
@@ -65,13 +65,17 @@ class Mirror:
     keep_archives: bool = True
     offline: bool = False
     ask: PasswordCallback | None = None
-    alternative_hint: str = "name a file, folder or mirror with --source that has {names}"
+    alternative_hint: str = "use --source to pass a file, folder or mirror that has {names}"
 
     @classmethod
     def from_source(cls, source: str | None) -> Mirror:
-        """The place that a user names.
+        """Create a mirror from the file, folder or URL that a user named.
 
-        Raises UsageError where there is no such folder or file, or it is no URL of HTTP, or has a password.
+        Returns:
+            The mirror; an empty one if ``source`` is None.
+
+        Raises:
+            UsageError: The path does not exist, or the URL is not an HTTP URL or has a password or a query.
         """
         if source is None:
             return cls()
@@ -81,34 +85,37 @@ class Mirror:
             except ValueError as error:
                 raise UsageError(f"{source}: {error}") from error
             if parts.scheme not in ("http", "https"):
-                raise UsageError(f"{source}: not a URL of http or https", hint="name a file or a folder")
-            if "@" in parts.netloc or parts.query:  # what is secret in it must not be repeated
+                raise UsageError(f"{source}: not an http or https URL", hint="pass a file or a folder")
+            if "@" in parts.netloc or parts.query:  # secrets must not be repeated in the message
                 host = parts.netloc.rpartition("@")[2]
                 message = f"{host}: a URL with a password or a query cannot be a mirror"
-                raise UsageError(message, hint="download the file yourself, and name its folder")
+                raise UsageError(message, hint="download the file yourself and pass its folder")
             return cls(url=parts.geturl())
         path = expand_home(source)
         if not path.exists():
-            raise UsageError(f"{source}: no such file or folder", hint="name a file, a folder or a URL")
+            raise UsageError(f"{source}: no such file or folder", hint="pass a file, a folder or a URL")
         return cls(path=path)
 
     def find_files(self, names: Sequence[str]) -> list[Path]:
-        """The files of these names that are on this machine."""
+        """Return the existing local files with one of these names."""
         if self.path is None:
             return []
-        found = [self.path] if self.path.name in names else [self.path / name for name in names]
-        return [path for path in found if path.is_file()]
+        candidates = [self.path] if self.path.name in names else [self.path / name for name in names]
+        return [path for path in candidates if path.is_file()]
 
     def download_size(self, names: Sequence[str], default_url: str | None) -> int | None:
-        """Return the size of a download of one of these files in bytes; None where no server tells."""
+        """Return the download size in bytes, or None if no server reports it."""
         return next((n for n in map(remote_size, self._urls(names, default_url)) if n is not None), None)
 
     def download(
         self, names: Sequence[str], default_url: str | None, target: Path, title: str, sha256: str | None
     ) -> None:
-        """Download a file, by any of these names from here, or else from its own address.
+        """Download a file from the mirror under any of its names, else from its own URL.
 
-        Arguments are as for :func:`~mmf_win.download.download`. Raises MmfError where that fails.
+        The other arguments are those of :func:`~mmf_win.download.download`.
+
+        Raises:
+            MmfEnvironmentError: No URL is available, or every download failed.
         """
         urls = self._urls(names, default_url)
         if not urls:
@@ -123,34 +130,35 @@ class Mirror:
                 _log.warning("%s", error)
 
     def missing_error(self, title: str, names: Sequence[str]) -> MmfEnvironmentError:
-        """The error that files are missing and nothing may be downloaded."""
-        return self.download_error(f"{title} is missing here, and nothing may be downloaded", names)
+        """Return the error for missing files that cannot be downloaded because downloads are disabled."""
+        return self.download_error(f"{title} not found and downloads are disabled", names)
 
     def download_error(
         self, message: str, names: Sequence[str], hint: str | None = None
     ) -> MmfEnvironmentError:
-        """The error that files of these names cannot be downloaded."""
-        other_way = self.alternative_hint.replace("{names}", " or ".join(names))
-        return MmfEnvironmentError(message, hint=f"{hint}, or {other_way}" if hint else other_way)
+        """Return the error for a failed download, with a hint that names the files."""
+        alternative = self.alternative_hint.replace("{names}", " or ".join(names))
+        return MmfEnvironmentError(message, hint=f"{hint}, or {alternative}" if hint else alternative)
 
     def _urls(self, names: Sequence[str], default_url: str | None) -> list[str]:
-        there = [f"{self.url.rstrip('/')}/{name}" for name in names] if self.url else []
+        mirror_urls = [f"{self.url.rstrip('/')}/{name}" for name in names] if self.url else []
         if self.url and self.url.rpartition("/")[2] in names:
-            there = [self.url]
-        return [] if self.offline else [*there, *([default_url] if default_url else [])]
+            mirror_urls = [self.url]
+        return [] if self.offline else [*mirror_urls, *([default_url] if default_url else [])]
 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """Files that belong together, in a folder of the user's or of another program.
+    """Related files in one folder, belonging to the user or to another program.
 
     Attributes:
-        title: what they are, for people.
-        folder: holds all of them; of a model of the Hub, the folder of its versions.
-        names: the files that a run opens, relative to the folder with ``/``.
-        source: where they are published: a URL, or the name of a model; None where nobody knows.
-        hint: what to do where they are missing or damaged.
-        room: how many times the size of their download they take on the disk until they are in place.
+        disk_space_factor: Disk space during installation, as a multiple of the download size.
+        title: Name in messages.
+        folder: Contains all files; for a model of the Hub, the folder of all its versions.
+        places: Folders of MMF.
+        names: Files that a run opens, relative to the folder, with ``/``.
+        source: URL or model name from which they can be downloaded; None if unknown.
+        hint: Next step if they are missing or damaged.
     """
 
     disk_space_factor: ClassVar[int] = 1
@@ -159,157 +167,167 @@ class InputFiles:
     places: MmfPaths = field(repr=False)
     names: tuple[str, ...] = ()
     source: str | None = None
-    hint: str = "put an intact copy there; mmfw knows no source of it"
+    hint: str = "put an intact copy there; mmfw cannot download it"
 
     def quick_check(self) -> VerificationResult:
-        """What is known of the files without reading any of them."""
-        finding, files, hashes = self._inspect()
-        known = hashes and restrict_manifest(files, hashes)
-        if finding.state != "not verified" or known is None:
+        """Return the state of the files without reading their content."""
+        finding, files, manifest = self._inspect()
+        file_manifest = manifest and restrict_manifest(files, manifest)
+        if finding.state != "not verified" or file_manifest is None:
             return finding
-        for name, entry in known.files.items():
-            there = (known.folder / name).stat().st_size
-            if entry.size not in (None, there):
-                problem = f"changed: {name} ({there} instead of {entry.size} bytes)"
+        for name, entry in file_manifest.files.items():
+            size = (file_manifest.folder / name).stat().st_size
+            if entry.size not in (None, size):
+                problem = f"changed: {name} ({size} instead of {entry.size} bytes)"
                 return replace(finding, state="damaged", problems=(problem,))
-        verified = oldest_check_time(known)
-        return finding if verified is None else self._to_intact_result(finding, files, known, verified)
+        verified = oldest_check_time(file_manifest)
+        return (
+            finding if verified is None else self._to_intact_result(finding, files, file_manifest, verified)
+        )
 
     def verify(self, *, full: bool = False, record: bool = True) -> VerificationResult:
-        """Verify the files, reading those that were touched since they were read last.
+        """Verify the files, reading only those that changed since they were last read.
 
         Args:
-            full: read every file.
-            record: where there is no list of their hashes, write one once they were read to their end.
+            full: Read every file.
+            record: Record the hashes of files that have none yet.
+
+        Returns:
+            The state of the files, with problems if they are damaged or missing.
         """
-        finding, files, hashes = self._inspect()
+        finding, files, manifest = self._inspect()
         if finding.state != "not verified":
             return finding
         try:
-            hashes, wrong = self._verify_hashes(files, hashes, full, record)
-        except DataError as error:  # to write what is hostile again from the same archive would not help
-            hostile = error if isinstance(error, UnsafeFeaturesError) else None
-            return replace(finding, state="damaged", problems=(str(error),), error=hostile)
-        if hashes is None:
-            return replace(
-                finding, state="recorded", verified_against="nothing: its folder cannot be written to"
-            )
-        if wrong:
-            return replace(finding, state="damaged", problems=tuple(map(str, wrong)))
-        # They may have been changed so shortly before that the times of this check will not be trusted later.
-        known = restrict_manifest(files, hashes)
-        verified = (known and oldest_check_time(known)) or time.time()
-        return self._to_intact_result(finding, files, hashes, verified)
+            manifest, damage = self._verify_hashes(files, manifest, full, record)
+        except DataError as error:  # unpacking unsafe features again would not help
+            unsafe_error = error if isinstance(error, UnsafeFeaturesError) else None
+            return replace(finding, state="damaged", problems=(str(error),), error=unsafe_error)
+        if manifest is None:
+            return replace(finding, state="recorded", verified_against="nothing: its folder is not writable")
+        if damage:
+            return replace(finding, state="damaged", problems=tuple(map(str, damage)))
+        # Stamps of files that changed just before this check are not trusted and have no check time.
+        file_manifest = restrict_manifest(files, manifest)
+        verified = (file_manifest and oldest_check_time(file_manifest)) or time.time()
+        return self._to_intact_result(finding, files, manifest, verified)
 
     def _inspect(self) -> tuple[VerificationResult, list[Path], Manifest | None]:
-        """What is missing or damaged at first sight; the files; and the list that may have their hashes."""
-        files, hashes = self.files(), None
+        """Look for missing files and load the recorded hashes.
+
+        Returns:
+            The preliminary result, the files, and the manifest that may have their hashes.
+        """
+        files, manifest = self.files(), None
         size = sum(path.stat().st_size for path in files if path.is_file())
         finding = VerificationResult("features", self.title, self.folder, "not verified", size=size)
         try:
-            hashes = self._load_manifest()
+            manifest = self._load_manifest()
         except (DataError, InUseError) as error:
             return replace(finding, state="damaged", problems=(str(error),)), files, None
         if missing := self._list_missing(files):
-            listed = [hashes.folder / name for name in hashes.files] if hashes else []
-            # What was read has been there once, so it can be repaired.
-            homes = {self.folder, *(path.parent for path in files)}
-            known = [path for path in listed if path.parent in homes]
-            absent = [path for path in dict.fromkeys((*files, *known)) if not path.is_file()]
-            problems = tuple(f"missing: {path}" for path in absent or missing)
-            state: VerificationState = "damaged" if known else "missing"
+            recorded_paths = [manifest.folder / name for name in manifest.files] if manifest else []
+            # Files with a recorded hash existed before, so they can be repaired.
+            folders = {self.folder, *(path.parent for path in files)}
+            expected_paths = [path for path in recorded_paths if path.parent in folders]
+            absent_paths = [path for path in dict.fromkeys((*files, *expected_paths)) if not path.is_file()]
+            problems = tuple(f"missing: {path}" for path in absent_paths or missing)
+            state: VerificationState = "damaged" if expected_paths else "missing"
             finding = replace(finding, state=state, problems=problems)
-        elif hashes and restrict_manifest(files, hashes):
-            finding = replace(finding, verified_against=self._verified_against(files, hashes))
-        return finding, files, hashes
+        elif manifest and restrict_manifest(files, manifest):
+            finding = replace(finding, verified_against=self._verified_against(files, manifest))
+        return finding, files, manifest
 
     def _to_intact_result(
-        self, finding: VerificationResult, files: Iterable[Path], hashes: Manifest, verified: float
+        self, finding: VerificationResult, files: Iterable[Path], manifest: Manifest, verified: float
     ) -> VerificationResult:
-        against = self._verified_against(files, hashes)
-        state: VerificationState = "recorded" if against == FIRST_READING else "intact"
-        return replace(finding, state=state, verified_at=verified, verified_against=against)
+        verified_against = self._verified_against(files, manifest)
+        state: VerificationState = "recorded" if verified_against == FIRST_READING else "intact"
+        return replace(finding, state=state, verified_at=verified, verified_against=verified_against)
 
     def files(self) -> list[Path]:
-        """The files that a run opens, there or not; those that are there where they are not known before."""
+        """Return the files that a run opens, existing or not; if not known in advance, the existing ones."""
         return [self.folder / name for name in self.names]
 
     def _list_missing(self, files: Sequence[Path]) -> list[Path]:
-        """Return what is not there; the folder where it is not known what should be."""
+        """Return the missing files, or the folder if the names of the files are unknown."""
         return [path for path in files if not path.is_file()] if files else [self.folder]
 
     def _load_manifest(self) -> Manifest | None:
-        """The list that has the hashes of the files, of some of them or of none."""
+        """Load the manifest that may have the hashes of the files."""
         return load_known_hashes(self.places.cache_dir)
 
-    def _verified_against(self, files: Iterable[Path], hashes: Manifest) -> str:
+    def _verified_against(self, files: Iterable[Path], _manifest: Manifest) -> str:
         return "the hash in its name" if all(map(hash_in_name, files)) else FIRST_READING
 
     def _verify_hashes(
-        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
+        self, files: Sequence[Path], manifest: Manifest | None, full: bool, record: bool
     ) -> tuple[Manifest | None, list[FileProblem]]:
-        """The list of hashes, which has all files now, or None if it is not written; what is wrong."""
-        ledger = hashes or load_known_hashes(self.places.cache_dir)
-        return verify_against_known(files, ledger, full=full, record=record, title=f"Verifying {self.title}")
+        """Return the updated manifest, or None if it cannot be written, and the damaged files."""
+        known_hashes = manifest or load_known_hashes(self.places.cache_dir)
+        return verify_against_known(
+            files, known_hashes, full=full, record=record, title=f"Verifying {self.title}"
+        )
 
     def published_origin(self) -> tuple[str | None, str | None]:
-        """Where they are published, and the SHA-256 of what is there, as far as that is known."""
+        """Return where the files are published, and their published SHA-256 if it is known."""
         return self.source, None
 
     def unrepairable_error(self, finding: VerificationResult) -> DataError | None:
-        """The error that files are damaged or missing and nothing has them; None where something may."""
+        """Return the error for damaged or missing files without any source, or None if a source may exist."""
         if self.source is not None:
             return None
         return DataError("; ".join(finding.problems), hint=self.hint, prefix=f"{self.title}:")
 
     def mirror_file_names(self) -> Sequence[str]:
-        """What a copy is called that could be taken from a mirror; nothing where none could be."""
+        """Return possible names of the files on a mirror; empty if they cannot be taken from one."""
         return [self.source.rpartition("/")[2]] if self.source else []
 
     def find_copies(self, mirror: Mirror) -> Sequence[Path]:
-        """What a mirror on this machine has of them."""
+        """Return the copies on a local mirror."""
         return mirror.find_files(self.mirror_file_names())
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
-        """How many it would take to get them; None where nobody tells."""
-        return mirror.download_size(
-            self.mirror_file_names(), self.source
-        )  # None for a model, whose name is no URL
+        """Return the download size, or None if it is unknown."""
+        # None for a model, whose name is not a URL.
+        return mirror.download_size(self.mirror_file_names(), self.source)
 
     def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
-        """Get what is missing, and repair what is damaged; the mirror is looked into first.
+        """Fetch missing files and repair damaged ones, preferably from the mirror.
 
         Raises:
-            MmfError: they cannot be downloaded.
-            DataError: they cannot be repaired, or what came is not what it should be.
+            MmfEnvironmentError: The files cannot be downloaded.
+            DataError: The files cannot be repaired, or the download has different content.
         """
+        del mirror  # used by the subclasses
         if error := self.unrepairable_error(finding):
             raise error
 
     def with_source(self) -> InputFiles:
-        """The same files, with where to download them, as far as the zoo of the installed MMF tells."""
+        """Return a copy with a source from the installed MMF's zoo, if the zoo has one."""
         return self
 
 
 @dataclass(frozen=True)
 class UrlInput(InputFiles):
-    """A file that its library would download, and whose name, the end of its URL, holds its hash."""
+    """File that a library would download; its name, the end of the URL, contains its hash."""
 
     def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
-        """Copy or download it."""
+        """Copy the file from the mirror or download it."""
+        del finding  # the file is replaced, whatever its state
         [target] = self.files()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for found in self.find_copies(mirror):
-            if not contradicts_hash(target, file_digest(found).hex()):
+        for copy in self.find_copies(mirror):
+            if not contradicts_hash(target, file_digest(copy).hex()):
                 with atomic_replace(target) as temporary:
-                    shutil.copyfile(found, temporary)
+                    shutil.copyfile(copy, temporary)
                 return
-            _log.warning("%s: not what its name says", found)
+            _log.warning("%s: SHA-256 does not match the file name", copy)
         mirror.download(self.names, self.source, target, self.title, hash_in_name(target))
 
 
 def restrict_manifest(files: Iterable[Path], manifest: Manifest) -> Manifest | None:
-    """The hashes of some files alone; None where the list lacks one of them."""
+    """Return a manifest with these files only, or None if a file is missing in it."""
     names = {manifest.folder / name: name for name in manifest.files}
     if not names.keys() >= set(files):
         return None
@@ -319,56 +337,64 @@ def restrict_manifest(files: Iterable[Path], manifest: Manifest) -> Manifest | N
 def fetch_inputs(
     inputs: Sequence[InputFiles], places: MmfPaths, mirror: Mirror, *, repair_only: bool = False
 ) -> list[VerificationResult]:
-    """Get what is missing, and repair what is damaged; return what was found afterwards.
+    """Fetch missing inputs and repair damaged ones; wait while another process uses the same data folder.
 
-    While another process does this with the same data folder, this one says so and waits. Where this only
-    ``repairs``, what is missing stays missing; and what cannot be repaired stays damaged, its finding has the
-    error, and the rest is repaired.
+    With ``repair_only``, missing inputs stay missing, and the error of an input that cannot be repaired is
+    stored in its result.
+
+    Returns:
+        The results of verifying the inputs afterwards.
 
     Raises:
-        MmfError: something cannot be downloaded; what can be had is there.
-        DataError: something cannot be repaired, or what came is not what it should be.
-        ResourceError: it does not fit on the disk; nothing was downloaded.
+        MmfEnvironmentError: An input cannot be downloaded; the others were fetched.
+        DataError: An input cannot be repaired, or the download has different content.
+        ResourceError: The downloads do not fit on the disk; nothing was downloaded.
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
-    waiting = "another mmfw is fetching into this data folder; waiting for it"
-    with file_lock(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(waiting)):
-        found = {each: each.verify() for each in inputs}
+    message = "waiting for another mmfw process that is fetching into this data folder"
+    with file_lock(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(message)):
+        findings = {item: item.verify() for item in inputs}
         states = ("damaged",) if repair_only else ("missing", "damaged")
-        wanted = [each for each, finding in found.items() if finding.state in states]
-        _require_usable_source(wanted, mirror)
-        # As far as the servers tell how large it is. MMF's features take 7 GB packed and 14 GB unpacked.
-        lengths = query_download_sizes(wanted, mirror).items()
-        for disk, folder in {device_number(each.folder): each.folder for each in wanted}.items():
-            of_disk = [(each, n or 0) for each, n in lengths if device_number(each.folder) == disk]
-            if room := sum(each.disk_space_factor * n for each, n in of_disk):
+        needed = [item for item, finding in findings.items() if finding.state in states]
+        _require_usable_source(needed, mirror)
+        # Unknown sizes count as 0. MMF's features take 7 GB packed and 14 GB unpacked.
+        sizes = query_download_sizes(needed, mirror).items()
+        for device, folder in {device_number(item.folder): item.folder for item in needed}.items():
+            sizes_on_device = [
+                (item, size or 0) for item, size in sizes if device_number(item.folder) == device
+            ]
+            if required_bytes := sum(item.disk_space_factor * size for item, size in sizes_on_device):
                 is_data = folder.is_relative_to(places.data_dir)
-                require_space(folder, room, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
-        for each in wanted:
+                require_space(folder, required_bytes, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
+        for item in needed:
             try:
-                each.fetch(mirror, found[each])
+                item.fetch(mirror, findings[item])
             except (DataError, InUseError, MmfEnvironmentError, PasswordError) as error:
-                found[each] = replace(found[each], error=error)
+                findings[item] = replace(findings[item], error=error)
             else:
-                found[each] = replace(each.verify(), repaired=found[each].problems)
-        failed = [finding.error for finding in found.values() if finding.error is not None]
+                findings[item] = replace(item.verify(), repaired=findings[item].problems)
+        failed = [finding.error for finding in findings.values() if finding.error is not None]
         if failed and not repair_only:
             hints = dict.fromkeys(error.hint for error in failed if error.hint)
             raise type(failed[0])("\n".join(map(str, failed)), hint="; ".join(hints))
-        return [found[each] for each in inputs]
+        return [findings[item] for item in inputs]
 
 
 def query_download_sizes(inputs: Sequence[InputFiles], mirror: Mirror) -> dict[InputFiles, int | None]:
-    """Return the size of the download of each in bytes; all servers are asked at the same time."""
+    """Return the download size of each input in bytes; the servers are queried concurrently."""
     with ThreadPoolExecutor(_MAX_SIZE_REQUESTS, "mmfw-size") as pool:
-        return dict(zip(inputs, pool.map(lambda each: each.bytes_to_download(mirror), inputs), strict=True))
+        return dict(zip(inputs, pool.map(lambda item: item.bytes_to_download(mirror), inputs), strict=True))
 
 
 def _require_usable_source(inputs: Sequence[InputFiles], mirror: Mirror) -> None:
-    """Refuse a source from which nothing would be taken, rather than download all of it from elsewhere."""
-    if mirror.path is None or not inputs or any(each.find_copies(mirror) for each in inputs):
+    """Refuse a local mirror without any needed file, instead of downloading everything from elsewhere.
+
+    Raises:
+        UsageError: The mirror contains none of the needed files.
+    """
+    if mirror.path is None or not inputs or any(item.find_copies(mirror) for item in inputs):
         return
-    if names := dict.fromkeys(name for each in inputs for name in each.mirror_file_names()):
-        message = f"{mirror.path}: none of the files that are needed is there"
-        raise UsageError(message, hint=f"they are called {', '.join(names)}")
-    _log.warning("%s is not used, since nothing that is needed comes out of an archive", mirror.path)
+    if names := dict.fromkeys(name for item in inputs for name in item.mirror_file_names()):
+        message = f"{mirror.path}: contains none of the needed files"
+        raise UsageError(message, hint=f"use a source that contains {', '.join(names)}")
+    _log.warning("ignoring %s, because none of the needed files comes from an archive", mirror.path)

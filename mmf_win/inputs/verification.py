@@ -1,4 +1,4 @@
-"""Everything that a run reads, verified before it starts."""
+"""Verification of all inputs of a run before it starts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VerifiedInputs:
-    """What a run reads, verified.
+    """Verified input files of a run.
 
     Attributes:
-        left_out: MMF's name of a split → its annotation file and the rows that stay, where some do not.
-        data: MMF's name of a split with one annotation file → what is read of it, as in
+        kept_rows: For each of MMF's splits with excluded rows, the annotation file and the used rows.
+        splits_read: For each of MMF's splits with a single annotation file, what is read from it, as in
             :class:`~mmf_win.protocol.AttemptRequest`.
-        asks_hub: the run may have to ask the Hugging Face Hub for models.
+        may_query_hub: The run may need the Hugging Face Hub.
     """
 
     kept_rows: Mapping[str, tuple[Path, list[AnnotationRow]]] = field(default_factory=dict)
@@ -53,15 +53,15 @@ class VerifiedInputs:
     may_query_hub: bool = True
 
     def write_filtered_annotations(self, folder: Path) -> Settings:
-        """MMF's keys for a run that leaves rows out; writes its shorter annotation files into the folder."""
+        """Write annotation files without the excluded rows, and return MMF's settings that name them."""
         if not self.kept_rows:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
         annotations = {}
         for slot, (path, rows) in self.kept_rows.items():
-            shorter = Path(shutil.copyfile(path, folder / path.name))
-            keep_rows(shorter, rows)
-            annotations[slot] = [escape_interpolation(shorter)]
+            filtered_file = Path(shutil.copyfile(path, folder / path.name))
+            keep_rows(filtered_file, rows)
+            annotations[slot] = [escape_interpolation(filtered_file)]
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
 
@@ -77,55 +77,60 @@ def verify_inputs(
     hint_arguments: Sequence[str] = (),
     loaded_annotations: Sequence[AnnotationFile] = (),
 ) -> VerifiedInputs:
-    """Make sure that everything a run reads is there and intact.
+    """Verify that all inputs of a run exist and are intact; download missing models.
 
     Args:
-        root: the folder that holds the package ``mmf``.
-        config: as :func:`mmf_win.upstream.config.resolve_config` gives it.
-        slots: which of ``train``, ``val`` and ``test`` it reads.
-        allow_missing: leave out the rows whose features or images are missing; who predicts needs every row.
-        offline: nothing can be downloaded.
-        record: write the hashes of files that have none yet.
-        hint_words: the preset and the overrides that make the run read these files.
-        known: annotation files that were read already.
+        root: Folder that contains the package ``mmf``.
+        places: Folders of MMF.
+        config: Result of :func:`mmf_win.upstream.config.resolve_config`.
+        slots: MMF's splits that are read: ``train``, ``val`` or ``test``.
+        allow_missing: Exclude rows without features or image; a prediction needs every row.
+        offline: Download nothing.
+        record: Record the hashes of files that have none yet.
+        hint_arguments: Preset and overrides, for the commands in hints.
+        loaded_annotations: Annotation files that were already read.
+
+    Returns:
+        The verified inputs.
 
     Raises:
-        DataError: something is missing or damaged; it names the files.
-        DatasetError: rows have no features, or no image.
+        DataError: Inputs are missing or damaged; the error names the files.
+        DatasetError: An annotation file has no rows or lacks labels, or rows have no features or no image.
+        MmfEnvironmentError: A model is missing and cannot be downloaded.
     """
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     inputs = list_config_inputs(root, places, config, slots)
-    findings = {each: each.verify() if record else _verify_in_dry_run(each) for each in inputs}
-    # A library would get these by itself, once all of MMF is loaded.
-    models = [each for each in inputs if findings[each].state == "missing" and each.source is not None]
-    typed = [*hint_arguments, *data_dir_arguments(places.data_dir)]
-    _require_intact([(each, findings[each]) for each in inputs if each not in models], typed)
-    other_way = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *typed)
-    for each in models:
-        _log.warning("%s is missing; looking for it", each.title)
+    findings = {item: item.verify() if record else _verify_in_dry_run(item) for item in inputs}
+    # Libraries would download these themselves, but only after all of MMF is loaded.
+    models = [item for item in inputs if findings[item].state == "missing" and item.source is not None]
+    arguments = [*hint_arguments, *data_dir_arguments(places.data_dir)]
+    _require_intact([(item, findings[item]) for item in inputs if item not in models], arguments)
+    fetch_command = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *arguments)
+    for item in models:
+        _log.warning("%s is missing, fetching it", item.title)
         fetch_inputs(
-            [each],
+            [item],
             places,
-            Mirror(offline=offline, alternative_hint=f"`{other_way}` takes a copy from a folder"),
+            Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`"),
         )
     dataset = config["dataset"]
     by_path = {file.path: file for file in loaded_annotations}
-    single = {
+    path_by_slot = {
         s: paths[0] for s in slots if len(paths := list_dataset_paths(dataset, "annotations", [s])) == 1
     }
-    files = {slot: by_path.get(path) or AnnotationFile(path) for slot, path in single.items()}
+    files = {slot: by_path.get(path) or AnnotationFile(path) for slot, path in path_by_slot.items()}
     rows = {slot: file.rows for slot, file in files.items()}
     for slot in files.keys() - {"test"}:
         if not rows[slot]:
-            raise DatasetError(f"{files[slot].path}: there are no memes in it")
+            raise DatasetError(f"{files[slot].path}: no memes found")
         require_labels(str(files[slot].path), slot, rows[slot])
     predicts, root = "train" not in slots, places.dataset.root
-    kept = _find_kept_rows(root, dataset, files, predicts=predicts, allow_missing=allow_missing)
+    kept_by_slot = _find_kept_rows(root, dataset, files, predicts=predicts, allow_missing=allow_missing)
     return VerifiedInputs(
-        {slot: (files[slot].path, some) for slot, some in kept.items()},
+        {slot: (files[slot].path, kept_rows) for slot, kept_rows in kept_by_slot.items()},
         {
-            slot: _describe_split(places.dataset, file, len(kept.get(slot, rows[slot])))
+            slot: _describe_split(places.dataset, file, len(kept_by_slot.get(slot, rows[slot])))
             for slot, file in files.items()
         },
         may_query_hub(config, places),
@@ -134,50 +139,67 @@ def verify_inputs(
 
 @cache
 def _verify_in_dry_run(input_files: InputFiles) -> VerificationResult:
-    """What the first training of a sweep's dry run finds, which must not write it down for the others."""
+    """Verify without recording, once for all trainings of a sweep's dry run."""
     return input_files.verify(record=False)
 
 
 def _require_named_files(config: Settings, slots: Sequence[str]) -> None:
-    """Refuse annotations and a checkpoint that are not there; MMF might take others."""
+    """Refuse missing annotation files and a missing checkpoint; MMF might use others instead.
+
+    Raises:
+        DatasetError: An annotation file is missing.
+        CheckpointError: The checkpoint is missing.
+    """
     for path in list_dataset_paths(config["dataset"], "annotations", slots):
         if not path.is_file():
             base = config["dataset"].get("data_dir")
-            raise DatasetError(f"{path}: there is no such file", hint=f"relative paths begin at {base}")
-    start = config["checkpoint"].get("resume_file")
-    if start is not None and not Path(str(start)).is_file():
-        raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
+            raise DatasetError(
+                f"{path}: file not found", hint=f"check the path; relative paths start at {base}"
+            )
+    checkpoint = config["checkpoint"].get("resume_file")
+    if checkpoint is not None and not Path(str(checkpoint)).is_file():
+        raise CheckpointError(f"{checkpoint}: checkpoint not found", hint="check checkpoint.resume_file")
 
 
 def _require_intact(
     findings: Sequence[tuple[InputFiles, VerificationResult]], arguments: Sequence[str]
 ) -> None:
-    """Refuse files that are damaged or missing."""
-    repair, get = (
+    """Refuse damaged or missing inputs.
+
+    Raises:
+        DataError: Inputs are damaged or missing.
+    """
+    repair_inputs_command, fetch_command = (
         format_command("mmfw", "repair", *arguments),
         format_command("mmfw", "features", "fetch", *arguments),
     )
-    for state, command in (("damaged", repair), ("missing", get)):
-        wrong = [(each, found) for each, found in findings if found.state == state]
-        for each, found in wrong:
-            if (error := found.error or each.unrepairable_error(found)) is not None:
-                of_demo = each.folder.is_relative_to(each.places.data_dir)
-                if of_demo and {"demo", "demo_clip"}.intersection(arguments):
-                    keep = "mmfw demo --keep" + (" --model clip" if "demo_clip" in arguments else "")
-                    error.hint = f"{error.hint}, or `{keep}` makes it, in mmfw-demo/data"
+    for state, command in (("damaged", repair_inputs_command), ("missing", fetch_command)):
+        affected = [(item, finding) for item, finding in findings if finding.state == state]
+        for item, finding in affected:
+            if (error := finding.error or item.unrepairable_error(finding)) is not None:
+                is_in_data_dir = item.folder.is_relative_to(item.places.data_dir)
+                if is_in_data_dir and {"demo", "demo_clip"}.intersection(arguments):
+                    demo_command = "mmfw demo --keep" + (" --model clip" if "demo_clip" in arguments else "")
+                    error.hint = f"{error.hint}, or run `{demo_command}` to create it in mmfw-demo/data"
                 raise error
-        if wrong:
-            problems = (f"{found.title}: {problem}" for _, found in wrong for problem in found.problems)
-            raise DataError("\n".join(problems), hint=f"`{command}`")
+        if affected:
+            problems = (
+                f"{finding.title}: {problem}" for _, finding in affected for problem in finding.problems
+            )
+            raise DataError("\n".join(problems), hint=f"run `{command}`")
 
 
 def _require_dataset(places: MmfPaths, dataset: Settings, slots: Sequence[str]) -> None:
-    """Refuse annotations and images that changed since they were converted."""
+    """Refuse annotations and images that changed since the conversion.
+
+    Raises:
+        DataError: Files are damaged or missing.
+    """
     root = places.dataset.root
     annotations, images = (list_dataset_paths(dataset, kind, slots) for kind in ("annotations", "images"))
     if not any(path.is_relative_to(root) for path in (*annotations, *images)):
-        return  # own memes
-    wanted = {_relative_posix_path(path, root) for path in annotations}
+        return  # user data, or another dataset
+    annotation_names = {_relative_posix_path(path, root) for path in annotations}
     prefixes = tuple(f"{_relative_posix_path(path, root)}/" for path in images if dataset.get("use_images"))
     require_complete_install(root)
     manifest = Manifest.load(root)
@@ -185,15 +207,15 @@ def _require_dataset(places: MmfPaths, dataset: Settings, slots: Sequence[str]) 
         _log.warning("%s is missing, so the dataset is not verified", root / MANIFEST_NAME)
     if manifest is None:
         return
-    names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
-    if wrong := find_damage(manifest, only_files=names, title="Verifying the dataset"):
-        files = "\n".join(summarize_lines([*map(str, wrong)], 3))
-        own = "annotations of your own need a name of their own"
-        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=repair_command(root))
+    names = [name for name in manifest.files if name in annotation_names or name.startswith(prefixes)]
+    if damage := find_damage(manifest, only_files=names, title="Verifying the dataset"):
+        files = "\n".join(summarize_lines([*map(str, damage)], 3))
+        hint = f"{repair_command(root)}; save your own annotations under a new name"
+        raise DataError(f"{root}: changed since conversion:\n{files}", hint=hint)
 
 
 def _relative_posix_path(path: Path, folder: Path) -> str:
-    with suppress(ValueError):  # on another drive of Windows
+    with suppress(ValueError):  # on another drive on Windows
         return Path(os.path.relpath(path, folder)).as_posix()
     return path.as_posix()
 
@@ -201,83 +223,100 @@ def _relative_posix_path(path: Path, folder: Path) -> str:
 def _find_kept_rows(
     root: Path, dataset: Settings, files: Mapping[str, AnnotationFile], *, predicts: bool, allow_missing: bool
 ) -> dict[str, list[AnnotationRow]]:
-    """Compare the rows with what there is of them; return those that are left where some are missing."""
-    absent: dict[str, list[AnnotationRow]] = {}
+    """Find rows without features or image.
+
+    Returns:
+        For each split with such rows, the remaining rows.
+
+    Raises:
+        DatasetError: Rows are missing, and ``allow_missing`` is False; or no row of a split remains.
+    """
+    missing_by_slot: dict[str, list[AnnotationRow]] = {}
     flaws: dict[str, Flaw] = {}
-    judged = list_checked_images(load_intact_manifest(root))
-    keys = {lmdb: read_image_keys(lmdb) for lmdb in list_feature_lmdbs(dataset, list(files))}
+    checked_paths = list_checked_images(load_intact_manifest(root))
+    keys_by_lmdb = {lmdb: read_image_keys(lmdb) for lmdb in list_feature_lmdbs(dataset, list(files))}
     for slot, file in files.items():
-        gone: list[AnnotationRow] = []
-        if keys:
-            own = keys.keys() & set(list_dataset_paths(dataset, "features", [slot]))
-            gone = [row for lmdb in own for row in rows_without_features(file.rows, keys[lmdb])]
+        missing: list[AnnotationRow] = []
+        if keys_by_lmdb:
+            lmdbs = keys_by_lmdb.keys() & set(list_dataset_paths(dataset, "features", [slot]))
+            missing = [row for lmdb in lmdbs for row in rows_without_features(file.rows, keys_by_lmdb[lmdb])]
         elif dataset.get("use_images"):
-            look = None if predicts else judged  # a worker that predicts names the meme and its table, too
-            gone, unusable = _find_rows_without_image(
-                file.rows, list_dataset_paths(dataset, "images", [slot]), look
+            # A predicting worker reports unusable images itself.
+            paths_to_skip = None if predicts else checked_paths
+            missing, unusable = _find_rows_without_image(
+                file.rows, list_dataset_paths(dataset, "images", [slot]), paths_to_skip
             )
             flaws |= unusable
-        if gone:
-            absent[slot] = gone
-    if not absent:
+        if missing:
+            missing_by_slot[slot] = missing
+    if not missing_by_slot:
         return {}
     counts = ", ".join(
-        f"{files[slot].path.stem} {len(gone)} of {len(files[slot].rows)} ("
-        + summarize_list([f"{r.img}: {flaws[r.img].description}" if r.img in flaws else r.img for r in gone])
+        f"{files[slot].path.stem} {len(missing)} of {len(files[slot].rows)} ("
+        + summarize_list(
+            [f"{r.img}: {flaws[r.img].description}" if r.img in flaws else r.img for r in missing]
+        )
         + ")"
-        for slot, gone in absent.items()
+        for slot, missing in missing_by_slot.items()
     )
-    what = "region features are missing" if keys else "images are missing"
-    message = f"{what}{' or cannot be used' if flaws else ''}: {counts}"
-    hint = "a prediction needs every row: get complete ones" if predicts else None
-    images = [row.img for gone in absent.values() for row in gone]
-    if not keys:
+    subject = "region features are missing" if keys_by_lmdb else "images are missing"
+    message = f"{subject}{' or cannot be used' if flaws else ''}: {counts}"
+    hint = "use a complete copy; a prediction needs every row" if predicts else None
+    images = [row.img for missing in missing_by_slot.values() for row in missing]
+    if not keys_by_lmdb:
         folders = list_dataset_paths(dataset, "images", list(files))
-        there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
-        hint = image_name_hint([image for image in images if image not in flaws], there) or hint
+        available = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
+        hint = image_name_hint([image for image in images if image not in flaws], available) or hint
     elif any("\\" in image for image in images):
-        hint = "the paths of images need / instead of \\, on Windows too"
+        hint = "write image paths with / instead of \\, on Windows too"
     if hint or not allow_missing:
-        get = f"{most_common_hint(flaws)}, then convert again" if flaws else "get complete ones"
-        raise DatasetError(message, hint=hint or f"{get}, or use --allow-missing to leave these memes out")
-    _log.warning("%s; these rows are left out", message)
+        advice = f"{most_common_hint(flaws)}, then convert again" if flaws else "use a complete copy"
+        raise DatasetError(message, hint=hint or f"{advice}, or exclude these memes with --allow-missing")
+    _log.warning("%s; these rows are excluded", message)
     kept = {}
-    for slot, gone in absent.items():
-        lost = set(gone)
-        kept[slot] = [row for row in files[slot].rows if row not in lost]
+    for slot, missing in missing_by_slot.items():
+        missing_set = set(missing)
+        kept[slot] = [row for row in files[slot].rows if row not in missing_set]
         if not kept[slot]:
-            raise DatasetError(f"{files[slot].path}: no row is left: {message}")
+            raise DatasetError(f"{files[slot].path}: no rows remain: {message}")
     return kept
 
 
 def _describe_split(paths: DatasetPaths, file: AnnotationFile, kept_count: int) -> dict[str, Any]:
-    """What is read of a split: rows may be left out now, and may have been at conversion."""
+    """Return the coverage of a split, including rows excluded at conversion, and the file's SHA-256."""
     rows, split = len(file.rows), file.path.stem
-    is_own = _relative_posix_path(file.path, paths.annotations) != file.path.name
-    full = None if is_own else load_coverage(paths, file).full_rows
-    read = Coverage(split, kept_count, rows if full is None and kept_count < rows else full)
-    return {**asdict(read), "sha256": file.sha256}
+    is_user_file = _relative_posix_path(file.path, paths.annotations) != file.path.name
+    full_rows = None if is_user_file else load_coverage(paths, file).full_rows
+    coverage = Coverage(split, kept_count, rows if full_rows is None and kept_count < rows else full_rows)
+    return {**asdict(coverage), "sha256": file.sha256}
 
 
 def _find_rows_without_image(
     rows: Sequence[AnnotationRow], folders: Sequence[Path], checked_paths: Collection[Path] | None
 ) -> tuple[list[AnnotationRow], dict[str, Flaw]]:
-    """Return the rows without a picture, and what is wrong with those of their images that are there.
+    """Find rows whose image is missing or unusable.
 
-    Images are looked for in the listings of the folders, since a look at each file is slow; the ends of their
-    files are read unless they are ``judged``, or that is None.
+    Images are looked up in folder listings, which is faster than a system call for each image.
+
+    Args:
+        rows: Rows of an annotation file.
+        folders: Image folders.
+        checked_paths: Images that need no check; None to check no image.
+
+    Returns:
+        The rows without a usable image, and the flaws of existing images.
     """
 
     @cache
     def list_names(folder: str) -> set[str]:
         with suppress(OSError):
-            return set(os.listdir(folder))  # noqa: PTH208 – only names are wanted
+            return set(os.listdir(folder))  # noqa: PTH208 – only the names are needed
         return set()
 
     def has_image(folder: Path, image: str) -> bool:
-        below, _, name = image.rpartition("/")
-        return name in list_names(os.path.join(folder, below))  # noqa: PTH118 – many, some of them absolute
+        subfolder, _, name = image.rpartition("/")
+        return name in list_names(os.path.join(folder, subfolder))  # noqa: PTH118 – faster for many paths, some of them absolute
 
-    there = {row.img: folder / row.img for row in rows for folder in folders if has_image(folder, row.img)}
-    flaws = {} if checked_paths is None else find_unusable_images(there, checked_paths)
-    return [r for r in rows if folders and (r.img not in there or r.img in flaws)], flaws
+    existing = {row.img: folder / row.img for row in rows for folder in folders if has_image(folder, row.img)}
+    flaws = {} if checked_paths is None else find_unusable_images(existing, checked_paths)
+    return [r for r in rows if folders and (r.img not in existing or r.img in flaws)], flaws

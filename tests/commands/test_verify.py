@@ -177,7 +177,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
     hostile_archives.flip_byte(weights, 100)
     for _ in range(2):
         (finding,) = verified(mmfw, code=3).values()
-        assert finding["problems"] == [f"changed: {weights} (not what its name says)"]
+        assert finding["problems"] == [f"changed: {weights} (hash does not match the file name)"]
     weights.unlink()
     assert verified(mmfw) == {}
 

@@ -225,7 +225,7 @@ def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_fir
         "\n".join([*rows["dev_unseen"], rows["dev_seen"][0], rows["train"][3]]) + "\n", encoding="utf-8"
     )
     meme = json.loads(rows["train"][3])["id"]
-    said = f"memes both in train and in dev_unseen: 1 ({int(meme)})"
+    said = f"memes in both train and dev_unseen: 1 ({int(meme)})"
     found = twice("check", planted(tool, "scale"), "--trust")
     assert ("warning", said) in [(each["verdict"], each["text"]) for each in found["findings"]]
     assert [each["memes"] for each in found["findings"] if each["check"] == "splits"] == [[str(int(meme))]]

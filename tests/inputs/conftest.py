@@ -1,4 +1,4 @@
-"""Empty folders, region features that are added in them, and a zoo to fetch from."""
+"""Fixtures of the input tests: empty folders, a builder of region features, and a zoo."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def lmdb(mmf_paths: MmfPaths) -> Path:
-    """Where MMF looks."""
+    """Return the path where MMF looks for the LMDB."""
     return mmf_paths.dataset.features / "detectron.lmdb"
 
 
 @pytest.fixture
 def add_to_lmdb(mmf_paths: MmfPaths, lmdb: Path) -> AddFeatures:
-    """Adds folders to that LMDB."""
+    """Return a function that builds that LMDB from folders."""
     return lambda *folders, force=False: add_features(folders, lmdb, mmf_paths, force=force)
 
 
 @pytest.fixture
 def zoo(mmf_paths: MmfPaths) -> Iterator[Zoo]:
-    """Archives on a web server of this machine, and folders for what comes out of them."""
+    """Serve archives from a local web server, with folders for their content."""
     with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7_FILES))) as server:
         yield Zoo(server, mmf_paths)
 
 
 def feature_state(lmdb: Path, places: MmfPaths) -> str:
-    """What a run would find that reads this LMDB."""
+    """Return the state of an LMDB according to a full verification."""
     names = (f"{lmdb.name}/data.mdb",)
     return RegionFeaturesInput("region features", lmdb.parent, places, names).verify(full=True).state

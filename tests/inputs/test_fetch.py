@@ -1,4 +1,4 @@
-"""Missing files are fetched and damaged ones repaired with the least work; no MMF and no LMDB needed."""
+"""Fetching of missing files and repair of damaged ones, without MMF and LMDBs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]", "pytorch_model.bin": b"weig
 SNAPSHOT = "hub/models--owner--tiny/snapshots/1234"
 
 
-def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:
+def test_missing_files_are_fetched_once_and_have_the_published_hash(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["intact", "intact"]
     assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
@@ -39,7 +39,7 @@ def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_publishe
     assert zoo.server.requests == []
 
 
-def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> None:
+def test_one_failed_download_does_not_stop_the_others(zoo: Zoo) -> None:
     features, fc7 = zoo.features, zoo.fc7
     archive = zoo.server.files.pop("features.tar.gz")
     with pytest.raises(MmfEnvironmentError, match=r"features\.tar\.gz"):
@@ -53,7 +53,7 @@ def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> N
     assert fetch(zoo, features)[0].state == "intact"
 
 
-def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> None:
+def test_archive_is_kept_for_repairs_unless_disabled(zoo: Zoo) -> None:
     fetch(zoo, zoo.features)
     assert (zoo.mmf_paths.dataset.features / "features.tar.gz").is_file()
     fetch(zoo, zoo.fc7, keep_archives=False)
@@ -65,7 +65,7 @@ def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> Non
 
 
 @pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
-def test_a_file_carried_in_by_usb_stick_counts_and_is_not_moved(zoo: Zoo, user_dir: Path, name: str) -> None:
+def test_local_archive_is_used_and_not_moved(zoo: Zoo, user_dir: Path, name: str) -> None:
     stick = user_dir / "usb stick"
     stick.mkdir()
     (stick / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
@@ -75,7 +75,7 @@ def test_a_file_carried_in_by_usb_stick_counts_and_is_not_moved(zoo: Zoo, user_d
     assert zoo.server.content_requests == []
 
 
-def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
+def test_wrong_local_archive_is_reported_and_not_used(
     zoo: Zoo, user_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "features.tar.gz").write_bytes(features_archive(b"other"))
@@ -85,27 +85,28 @@ def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
 
 
 @pytest.mark.parametrize("file", ["", "/features.tar.gz"])
-def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo: Zoo, file: str) -> None:
+def test_mirror_is_tried_before_the_default_source(zoo: Zoo, file: str) -> None:
     with WebServer.serving(features_tar_gz=features_archive()) as mirror:
         fetch(zoo, zoo.features, zoo.fc7, source=mirror.url + file)
-        assert [asked.path for asked in mirror.content_requests] == ["/features.tar.gz", f"{file}/fc7.tar.gz"]
-    assert [asked.path for asked in zoo.server.content_requests] == ["/fc7.tar.gz"]
+        assert [request.path for request in mirror.content_requests] == [
+            "/features.tar.gz",
+            f"{file}/fc7.tar.gz",
+        ]
+    assert [request.path for request in zoo.server.content_requests] == ["/fc7.tar.gz"]
 
 
-def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_downloaded(
-    zoo: Zoo, user_dir: Path
-) -> None:
+def test_source_without_needed_files_is_refused_before_any_download(zoo: Zoo, user_dir: Path) -> None:
     other = user_dir / "features (1).tar.gz"
     other.write_bytes(zoo.server.files["features.tar.gz"])
     for source in (other, user_dir):
-        with pytest.raises(UsageError, match="none of the files that are needed") as raised:
+        with pytest.raises(UsageError, match="contains none of the needed files") as raised:
             fetch(zoo, zoo.features, zoo.fc7, source=source)
-        assert raised.value.hint == "they are called features.tar.gz, fc7.tar.gz"
+        assert raised.value.hint == "use a source that contains features.tar.gz, fc7.tar.gz"
     assert zoo.server.content_requests == []
 
 
 @pytest.mark.parametrize("by", ["download", "usb stick"])
-def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
+def test_torchvision_weights_are_fetched_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     url = f"{zoo.server.url}/{name}"
@@ -123,12 +124,12 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
 
 
 @pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
-def test_a_source_that_is_not_there_is_said(where: str) -> None:
+def test_nonexistent_source_is_refused(where: str) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         Mirror.from_source(where)
 
 
-def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> None:
+def test_download_with_wrong_content_is_discarded(zoo: Zoo) -> None:
     need = zoo.features
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
     with pytest.raises(MmfEnvironmentError, match="not the file that was expected"):
@@ -138,17 +139,15 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     assert not (zoo.mmf_paths.dataset.features / "features.tar.gz").exists()
 
 
-def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo) -> None:
+def test_archive_without_the_files_is_refused_despite_its_correct_hash(zoo: Zoo) -> None:
     zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
-    with pytest.raises(ArchiveError, match="does not hold the region features"):
+    with pytest.raises(ArchiveError, match="does not contain the region features"):
         fetch(zoo, zoo.features)
     assert zoo.features.quick_check().state == "missing"
     assert not (zoo.mmf_paths.dataset.features / ".built.json").exists()
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
-    zoo: Zoo, small_disk: Path
-) -> None:
+def test_small_disk_is_detected_before_any_download(zoo: Zoo, small_disk: Path) -> None:
     places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="are needed"):
@@ -156,7 +155,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     assert zoo.server.content_requests == []
 
 
-def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, small_disk: Path) -> None:
+def test_free_space_is_checked_on_the_target_disk_of_each_file(zoo: Zoo, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
@@ -171,7 +170,7 @@ def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, sm
     assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
 
 
-def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, small_disk: Path) -> None:
+def test_file_without_unpacking_needs_only_its_own_size(zoo: Zoo, small_disk: Path) -> None:
     places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)
     name = f"resnet152-{sha256(content)[:8]}.pth"
@@ -180,30 +179,28 @@ def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, sm
     assert fetch_inputs([need], places, Mirror())[0].state == "intact"
 
 
-def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
+def test_download_size_is_known_in_advance(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
     assert query_download_sizes([zoo.features], Mirror()) == {zoo.features: length}
 
 
-def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
+def test_read_only_folder_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
     zoo = Zoo(zoo.server, MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir))
     write_tree({**FC7_FILES, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     remount(small_disk, "ro")
     status = zoo.fc7.verify()
-    assert (status.state, status.verified_against) == ("recorded", "nothing: its folder cannot be written to")
+    assert (status.state, status.verified_against) == ("recorded", "nothing: its folder is not writable")
     with pytest.raises(OSError) as raised:
         fetch(zoo, zoo.features)
     assert raised.value.errno == errno.EROFS
 
 
-def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
-    zoo: Zoo, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_fetch_waits_for_the_first_and_logs_it(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
     zoo.mmf_paths.data_dir.mkdir(parents=True)
     with ThreadPoolExecutor() as other:
         with file_lock(zoo.mmf_paths.data_dir / ".mmfw-fetch-lock"):
             fetching = other.submit(fetch, zoo, zoo.fc7)
-            while not fetching.done() and "another mmfw is fetching" not in caplog.text:
+            while not fetching.done() and "waiting for another mmfw process" not in caplog.text:
                 time.sleep(0.01)
             assert not fetching.done() and zoo.server.requests == []
         assert fetching.result()[0].state == "intact"
@@ -221,21 +218,21 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
         (SNAPSHOT, SNAPSHOT),
     ],
 )
-def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
+def test_copy_of_a_model_is_found_from_any_of_its_folders(
     user_dir: Path, mmf_paths: MmfPaths, laid_out: str, named: str
 ) -> None:
     write_tree({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
-    for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
+    for name, expected in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
         assert (
             make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named))
-            == found
+            == expected
         )
 
 
-def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
+def test_copy_that_replaces_a_download_has_no_hash_in_its_name(
     user_dir: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Windows without symbolic links keeps a download: the blob is a hard link."""
+    """Without symbolic links, as on Windows, the blob is a hard link to the downloaded file."""
     monkeypatch.setenv("HF_HUB_CACHE", str(user_dir / "hub"))
     blob = user_dir / "hub" / "models--owner--tiny" / "blobs" / ("0" * 40)
     laid_out = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}

@@ -1,4 +1,4 @@
-"""A BERT from the Hugging Face Hub, by its own library, from a server here that answers as the Hub does."""
+"""Download of a BERT with huggingface_hub, from a local server that answers like the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ print(json.dumps([status.state, status.verified_against, sorted(path.name for pa
 
 @dataclass
 class Hub:
-    """The Hub, and who fetches from it.
+    """Local Hub, with a client process.
 
     Attributes:
-        server: answers as the Hub does.
-        folder: holds the cache.
-        published: the file and hash of weights that are known, by the name of a model with its revision.
-        links: False refuses links to who fetches, as Windows without developer mode does.
+        server: Answers like the Hub.
+        folder: Contains the cache.
+        published: File and hash of known weights, by the name of a model with its revision.
+        links: False makes the client refuse links, as Windows without developer mode does.
     """
 
     server: WebServer
@@ -69,7 +69,7 @@ class Hub:
     published: dict[str, tuple[list[str], str]] = field(default_factory=dict)
 
     def fetch(self, kind: str = "bert", name: str = "owner/tiny") -> subprocess.CompletedProcess[str]:
-        """Fetch ``owner/tiny`` in a process of its own."""
+        """Fetch a model in a child process."""
         words = [name, kind, str(self.folder / "data"), str(self.links), json.dumps(self.published)]
         return subprocess.run(
             [sys.executable, "-c", CODE, *words],
@@ -81,7 +81,7 @@ class Hub:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables by which its library finds this Hub and the cache."""
+        """Environment variables that point huggingface_hub to this Hub and the cache."""
         return {
             **os.environ,
             "HF_ENDPOINT": self.server.url,
@@ -93,13 +93,13 @@ class Hub:
 
     @property
     def snapshot(self) -> Path:
-        """Where transformers finds the files."""
+        """Folder in which transformers finds the files."""
         return self.folder / "hf" / "hub" / "models--owner--tiny" / "snapshots" / COMMIT
 
 
 @pytest.fixture
 def hub(user_dir: Path) -> Iterator[Hub]:
-    """It has a BERT of three files."""
+    """Serve a BERT of three files."""
     with WebServer.serving() as server:
         for version in ("main", COMMIT):
             files = {f"owner/tiny/resolve/{version}/{name}": content for name, content in BERT.items()}
@@ -111,7 +111,7 @@ def hub(user_dir: Path) -> Iterator[Hub]:
 @pytest.mark.parametrize(
     ("kind", "names"), [("bert", sorted(BERT)), ("tokenizer", ["config.json", "vocab.txt"])]
 )
-def test_what_is_read_of_a_bert_comes_into_the_cache_of_transformers(
+def test_bert_files_are_downloaded_into_the_cache_of_transformers(
     hub: Hub, kind: str, names: list[str]
 ) -> None:
     done = hub.fetch(kind)
@@ -120,7 +120,7 @@ def test_what_is_read_of_a_bert_comes_into_the_cache_of_transformers(
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == {n: BERT[n] for n in names}
 
 
-def test_a_clip_is_fetched_at_its_revision_as_safetensors_alone_with_the_hash_that_is_published(
+def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(
     hub: Hub,
 ) -> None:
     named = f"owner/tiny@{COMMIT}"
@@ -141,11 +141,13 @@ def test_a_clip_is_fetched_at_its_revision_as_safetensors_alone_with_the_hash_th
     shutil.rmtree(hub.folder / "hf")
     del hub.server.files[f"owner/tiny/resolve/{COMMIT}/model.safetensors"]
     done = hub.fetch("clip", named)
-    assert done.returncode == 1 and "has no weights of it" in done.stderr, "no pickle is taken instead"
+    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, (
+        "no pickle is taken instead"
+    )
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_only_the_broken_file_is_fetched_again(hub: Hub, links: bool) -> None:
+def test_only_the_damaged_file_is_downloaded_again(hub: Hub, links: bool) -> None:
     hub.links = links
     assert hub.fetch().returncode == 0
     hostile_archives.truncate_file((hub.snapshot / "vocab.txt").resolve())
@@ -153,7 +155,7 @@ def test_only_the_broken_file_is_fetched_again(hub: Hub, links: bool) -> None:
     done = hub.fetch()
     assert done.returncode == 0, done.stderr
     assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
-    assert [asked.path.rpartition("/")[2] for asked in hub.server.content_requests] == ["vocab.txt"]
+    assert [request.path.rpartition("/")[2] for request in hub.server.content_requests] == ["vocab.txt"]
     assert json.loads(done.stdout)[:2] == ["intact", AGAINST]
     assert links or not (hub.snapshot / "vocab.txt").is_symlink()
 
@@ -176,12 +178,12 @@ def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("model.safetensors", "has no weights of it"),
-        ("vocab.txt", "no configuration or vocabulary of it"),
-        (None, r"cannot download owner/tiny from the Hugging Face Hub(?s:.*)HF_ENDPOINT a mirror"),
+        ("model.safetensors", "no weights on the Hugging Face Hub"),
+        ("vocab.txt", "no configuration or vocabulary on the Hugging Face Hub"),
+        (None, r"owner/tiny: cannot be downloaded from the Hugging Face Hub(?s:.*)HF_ENDPOINT for a mirror"),
     ],
 )
-def test_what_the_hub_has_not_got_is_said(hub: Hub, missing: str | None, message: str) -> None:
+def test_files_missing_on_the_hub_are_reported(hub: Hub, missing: str | None, message: str) -> None:
     if missing is None:  # it does not answer as the Hub does
         hub.server.headers = {}
         hub.server.files.clear()

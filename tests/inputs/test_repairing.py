@@ -1,4 +1,4 @@
-"""Damaged files are repaired with the least work, and from what they were made of; no MMF needed."""
+"""Repair of damaged files from their origin, without MMF."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from tests.worlds.zoo import (
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_only_a_broken_file_is_written_again_from_its_archive_which_is_downloaded_if_it_is_gone(
-    zoo: Zoo, keep: bool
-) -> None:
+def test_only_the_damaged_file_is_rewritten_from_its_archive(zoo: Zoo, keep: bool) -> None:
     fetch(zoo, zoo.fc7, keep_archives=keep)
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile_archives.truncate_file(bias)
@@ -44,9 +42,7 @@ def test_only_a_broken_file_is_written_again_from_its_archive_which_is_downloade
     assert len(zoo.server.content_requests) == (0 if keep else 1)
 
 
-def test_a_broken_archive_is_not_believed_but_downloaded_anew(
-    zoo: Zoo, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_archive_is_downloaded_again(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
     fetch(zoo, zoo.features)
     archive = zoo.mmf_paths.dataset.features / "features.tar.gz"
     hostile_archives.truncate_file(archive)
@@ -66,14 +62,14 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
+def test_user_features_are_unpacked_again_if_their_manifest_is_damaged(
     zoo: Zoo, user_dir: Path, damage: str
 ) -> None:
-    """The zoo names another archive, which must not take their place."""
+    """The zoo's archive differs and must not replace them."""
     if damage == "missing":
         pytest.importorskip("lmdb", reason="only lmdb can tell whether they are intact then")
-    archive, own = user_dir / "own.tar.gz", LMDB_DATA[::-1]
-    archive.write_bytes(features_archive(own))
+    archive, data = user_dir / "own.tar.gz", LMDB_DATA[::-1]
+    archive.write_bytes(features_archive(data))
     extract_features(archive, zoo.mmf_paths, version=None)
     sums = zoo.mmf_paths.dataset.features / "SHA256SUMS"
     DAMAGES[damage](sums)
@@ -81,7 +77,7 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     assert zoo.features.verify().state == "damaged"
     assert fetch_inputs([zoo.features], zoo.mmf_paths, Mirror(), repair_only=True)[0].state == "intact"
-    assert lmdb_data_file(zoo).read_bytes() == own
+    assert lmdb_data_file(zoo).read_bytes() == data
     DAMAGES[damage](sums)
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     archive.unlink()
@@ -92,15 +88,13 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
 
 
 @pytest.mark.parametrize("share", [1.0, 0.1])
-def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archive_that_lies_there(
-    zoo: Zoo, share: float
-) -> None:
+def test_files_unpacked_by_mmf_are_unpacked_again_from_the_same_archive(zoo: Zoo, share: float) -> None:
     unpack_like_mmf(zoo)
     hostile_archives.truncate_file(lmdb_data_file(zoo), share)
     assert zoo.features.quick_check().state == "not verified"
     status = zoo.features.verify()
     assert status.state == "damaged"
-    assert "MMF unpacked features.tar.gz here" in status.problems[0]
+    assert "unpacked from features.tar.gz by MMF" in status.problems[0]
     [status] = fetch(zoo, zoo.features)
     assert (status.state, status.verified_against) == ("intact", "the published archive features.tar.gz")
     assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
@@ -108,7 +102,7 @@ def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archiv
 
 
 @pytest.mark.parametrize("note", [None, "", '{"version": "0.9"}', "[]"])
-def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note: str | None) -> None:
+def test_mmfs_marker_is_corrected_for_intact_files(zoo: Zoo, note: str | None) -> None:
     fetch(zoo, zoo.features)
     assert zoo.features.entry is not None
     marker = zoo.features.entry.marker
@@ -120,7 +114,7 @@ def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note:
     assert len(zoo.server.content_requests) == 1
 
 
-def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
+def test_files_without_an_archive_are_only_recorded(zoo: Zoo) -> None:
     write_tree(FC7_FILES, zoo.fc7.folder)
     status = zoo.fc7.verify()
     assert (status.state, status.verified_against) == ("recorded", "its first reading")
@@ -130,29 +124,31 @@ def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("in_zoo", [True, False])
-def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
+def test_features_from_a_users_archive_are_repaired_only_from_it(
     zoo: Zoo, user_dir: Path, in_zoo: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = user_dir / "my features.tar.gz"
-    own.write_bytes(features_archive(b"mine" * 9999))
-    extract_features(own, zoo.mmf_paths, version="1.0")
+    archive = user_dir / "my features.tar.gz"
+    archive.write_bytes(features_archive(b"mine" * 9999))
+    extract_features(archive, zoo.mmf_paths, version="1.0")
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     need = zoo.features if in_zoo else replace(zoo.features, entry=None)
     assert fetch(zoo, need)[0].state == "intact", "from where the archive lay when it was extracted"
 
     hostile_archives.truncate_file(lmdb_data_file(zoo))
-    moved = own.rename(user_dir / "moved.tar.gz")
-    own.write_bytes(features_archive(b"others" * 9999))
-    with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
+    moved = archive.rename(user_dir / "moved.tar.gz")
+    archive.write_bytes(features_archive(b"others" * 9999))
+    with pytest.raises(
+        DataError, match=r"unpacked from my features\.tar\.gz, which is not in MMF's zoo"
+    ) as raised:
         fetch(zoo, need)
     assert "--source" in str(raised.value.hint)
-    assert f"{own} is not the archive" in caplog.text
-    own.unlink()
-    with pytest.raises(DataError, match="which is not an archive"):
+    assert f"{archive} is not the archive" in caplog.text
+    archive.unlink()
+    with pytest.raises(DataError, match="which is not in MMF's zoo"):
         fetch(zoo, need)
     assert zoo.server.content_requests == []
-    moved.rename(own)
-    assert fetch(zoo, need, source=own)[0].state == "intact"
+    moved.rename(archive)
+    assert fetch(zoo, need, source=archive)[0].state == "intact"
     assert lmdb_data_file(zoo).read_bytes() == b"mine" * 9999
 
 
@@ -163,7 +159,7 @@ def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo
     record_hashes(zoo.features.folder, zoo.features.names, title="")
     assert zoo.features.verify().state == "recorded"
     hostile_archives.truncate_file(data)
-    with pytest.raises(DamagedFeaturesError, match="nothing tells where they came from") as caught:
+    with pytest.raises(DamagedFeaturesError, match="their source is unknown") as caught:
         fetch(zoo, zoo.features)
     assert "mmfw features add FOLDER" in str(caught.value.hint)
     assert zoo.server.content_requests == []

@@ -131,7 +131,7 @@ def test_folder_given_as_source_replaces_failed_download(shop: Shop) -> None:
 
 def test_offline_preset_downloads_nothing(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
-    with pytest.raises(MmfEnvironmentError, match="may be downloaded") as missing:
+    with pytest.raises(MmfEnvironmentError, match="downloads are disabled") as missing:
         published_weights.get_or_create_run(preset, shop.places)
     assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
     assert shop.server.requests == []

@@ -1,4 +1,4 @@
-"""Who vouches for files: their manifest, the archive beside them, their name, or only an earlier reading."""
+"""Verification of input files: by manifest, archive, file name, or an earlier reading."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.worlds.zoo import FC7_FILES, LMDB_DATA, Zoo, features_archive, sha256
 
 @pytest.fixture
 def bert(mmf_paths: MmfPaths, user_dir: Path) -> InputFiles:
-    """A BERT in a folder of the user's."""
+    """Return a BERT in a folder of the user."""
     files = {name: name.encode() for name in ("config.json", "vocab.txt", "model.safetensors")}
     return LocalModelInput("BERT my bert", write_tree(files, user_dir / "my bert"), mmf_paths)
 
 
 def age(path: Path) -> None:
-    """Let a file be older than the coarsest clock of a file system."""
+    """Make a file older than the coarsest clock of a file system."""
     os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**10))
 
 
-def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
+def test_features_of_another_mmf_version_are_fetched_again(zoo: Zoo) -> None:
     old = zoo.features
     fetch_inputs([old], zoo.mmf_paths, Mirror())
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
@@ -48,12 +48,14 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     new = replace(old, entry=entry)
     for status in (new.quick_check(), new.verify()):
         assert status.state == "damaged"
-        assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
+        assert status.problems[0].endswith(
+            f"unpacked from features.tar.gz, but the installed MMF needs {name}"
+        )
     assert fetch_inputs([new], zoo.mmf_paths, Mirror())[0].state == "intact"
     assert new.files()[0].read_bytes() == b"new" * 999
 
 
-def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_ours(zoo: Zoo) -> None:
+def test_features_unpacked_by_another_mmf_version_are_not_accepted(zoo: Zoo) -> None:
     need = zoo.fc7
     write_tree({**FC7_FILES, ".built.json": b'{"version": "0.9"}'}, need.folder)
     status = need.verify()
@@ -62,7 +64,7 @@ def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_our
     assert fetch_inputs([need], zoo.mmf_paths, Mirror())[0].state == "intact"
 
 
-def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
+def test_deleted_file_with_a_manifest_is_damaged_and_one_without_is_missing(
     zoo: Zoo,
 ) -> None:
     fetch_inputs([zoo.features], zoo.mmf_paths, Mirror())
@@ -75,7 +77,7 @@ def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_ther
     assert zoo.features.files()[0].read_bytes() == LMDB_DATA
 
 
-def test_weights_without_an_archive_are_held_to_their_own_checksums(
+def test_weights_without_an_archive_are_verified_by_their_own_checksums(
     mmf_paths: MmfPaths, user_dir: Path
 ) -> None:
     folder = user_dir / "weights"
@@ -88,7 +90,7 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(
     assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "its first reading")
 
 
-def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
+def test_user_file_may_be_replaced_by_its_owner(
     mmf_paths: MmfPaths, bert: InputFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bert.verify().state == "recorded"
@@ -98,7 +100,7 @@ def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
     assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
-def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(mmf_paths: MmfPaths, user_dir: Path) -> None:
+def test_digits_in_a_user_file_name_are_not_a_hash(mmf_paths: MmfPaths, user_dir: Path) -> None:
     (user_dir / "meme-20201001.npy").write_bytes(b"features")
     assert (
         InputFiles("region features", user_dir, mmf_paths, ("meme-20201001.npy",)).verify().state
@@ -106,7 +108,9 @@ def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(mmf_paths: MmfPat
     )
 
 
-def test_other_content_behind_an_old_time_is_damage(mmf_paths: MmfPaths, bert: InputFiles) -> None:
+def test_changed_content_with_the_same_modification_time_is_damage(
+    mmf_paths: MmfPaths, bert: InputFiles
+) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
     assert bert.verify().state == "recorded"
@@ -116,7 +120,7 @@ def test_other_content_behind_an_old_time_is_damage(mmf_paths: MmfPaths, bert: I
     for _ in range(2):
         status = bert.verify(full=True)
         assert status.state == "damaged"
-        assert "other content, though its time stayed the same" in status.problems[0]
+        assert "different content, same modification time" in status.problems[0]
 
 
 def test_an_untouched_file_is_not_read_again(
@@ -131,7 +135,7 @@ def test_an_untouched_file_is_not_read_again(
     assert bert.quick_check().verified_at is not None
 
 
-def test_two_that_read_other_files_at_the_same_time_remember_both(
+def test_concurrent_readings_of_different_files_are_both_recorded(
     mmf_paths: MmfPaths, user_dir: Path
 ) -> None:
     files = write_tree({"a": b"a", "b": b"b"}, user_dir / "files")
@@ -141,7 +145,7 @@ def test_two_that_read_other_files_at_the_same_time_remember_both(
     assert load_known_hashes(mmf_paths.cache_dir).files.keys() == set(map(str, paths))
 
 
-def test_what_was_read_is_not_written_beside_another_who_writes(
+def test_hashes_are_not_written_while_another_process_holds_the_lock(
     mmf_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tree({"a": b"a"}, user_dir / "files") / "a"
@@ -155,7 +159,7 @@ def test_what_was_read_is_not_written_beside_another_who_writes(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
-def test_a_damaged_ledger_costs_no_more_than_reading_again(
+def test_damaged_known_hashes_only_cause_another_reading(
     mmf_paths: MmfPaths, bert: InputFiles, content: bytes
 ) -> None:
     mmf_paths.cache_dir.mkdir()

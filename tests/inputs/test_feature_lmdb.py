@@ -1,4 +1,4 @@
-"""An LMDB of region features from the user's own files: built, replaced, refused, damaged, interrupted."""
+"""LMDBs of region features built from the user's files: building, replacing, errors, damage, interruption."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name
 
 
 @requires_newest_mmf
-def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
+def test_built_lmdb_equals_the_output_of_mmfs_converter(
     user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures
 ) -> None:
     import numpy as np
@@ -65,7 +65,7 @@ def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
     assert feature_files.read_raw_records(lmdb) == feature_files.read_raw_records(theirs)
 
 
-def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
+def test_built_lmdb_has_mmfs_format_and_is_intact(
     user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     import numpy as np
@@ -92,7 +92,7 @@ def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
     assert not staging_folder(lmdb.parent).exists()
 
 
-def test_what_is_there_is_replaced_only_by_force(
+def test_existing_features_are_replaced_only_with_force(
     user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     from mmf_win.demo.generate import write_features_archive
@@ -126,20 +126,20 @@ def test_features_of_two_detectors_are_refused(user_dir: Path, add_to_lmdb: AddF
         add_to_lmdb(one, other)
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize("bad", ["00003.npy", "00003_info.npy"])
-def test_a_bad_file_leaves_everything_as_it_was(
-    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, there: bool, bad: str
+def test_bad_feature_file_changes_nothing(
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, exists: bool, bad: str
 ) -> None:
-    if there:
+    if exists:
         add_to_lmdb(feature_files.write_pairs(user_dir / "one", ["00001"]))
-    before = (lmdb / "data.mdb").read_bytes() if there else None
+    before = (lmdb / "data.mdb").read_bytes() if exists else None
     other = feature_files.write_pairs(user_dir / "other", ["00002", "00003"])
     hostile_archives.truncate_file(other / bad)
     with pytest.raises(DatasetError, match=re.escape(bad)):
         add_to_lmdb(other, force=True)
-    assert feature_state(lmdb, mmf_paths) == ("intact" if there else "missing")
-    assert ((lmdb / "data.mdb").read_bytes() if there else None) == before
+    assert feature_state(lmdb, mmf_paths) == ("intact" if exists else "missing")
+    assert ((lmdb / "data.mdb").read_bytes() if exists else None) == before
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -173,28 +173,28 @@ feature_lmdb.add_features([folder], places.dataset.features / "detectron.lmdb", 
 """
 
 
-def test_a_process_that_dies_while_it_builds_is_told_of(
+def test_death_of_the_building_process_is_reported(
     user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = [sys.executable, "-c", "raise SystemExit(9)"]
     monkeypatch.setattr("mmf_win.inputs.feature_lmdb.module_command", lambda *_: died)
-    with pytest.raises(DatasetError, match=r"could not be built.*exit code 9") as raised:
+    with pytest.raises(DatasetError, match=r"cannot be built.*exit code 9") as raised:
         add_to_lmdb(feature_files.write_pairs(user_dir / "npy", ["00001"]))
     assert str(raised.value).startswith(f"{lmdb}: ") and raised.value.hint is None
     assert not lmdb.exists()
 
 
 @pytest.mark.parametrize(
-    ("when", "there"),
+    ("when", "exists"),
     mark_wide(
         product(["building", "built", "moving"], [True, False]),
         except_for=[("building", False), ("moving", True)],
     ),
 )
-def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
-    when: str, there: bool, user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
+def test_killed_build_leaves_no_partial_lmdb_and_the_next_build_succeeds(
+    when: str, exists: bool, user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
-    if there:
+    if exists:
         add_to_lmdb(feature_files.write_pairs(user_dir / "old", ["00001", "00002"]))
     folder = feature_files.write_pairs(user_dir / "new", ["00003", "00004"])
     words = ["-X", "utf8", "-c", _DIE, when, str(folder), str(mmf_paths.data_dir)]
@@ -203,14 +203,14 @@ def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
     if when == "moving":
         assert is_install_incomplete(lmdb.parent)
     else:
-        assert feature_state(lmdb, mmf_paths) == ("intact" if there else "missing")
+        assert feature_state(lmdb, mmf_paths) == ("intact" if exists else "missing")
     add_to_lmdb(folder, force=True)
     assert set(feature_files.read_records(lmdb)) == {"00003", "00004"}
     assert feature_state(lmdb, mmf_paths) == "intact"
     assert not staging_folder(lmdb.parent).exists()
 
 
-def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) -> None:
+def test_full_disk_is_detected_before_anything_is_written(user_dir: Path) -> None:
     import mmf_win.files
     from mmf_win.features import builder
 
@@ -222,7 +222,7 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) 
     assert not (user_dir / "a.lmdb").exists()
 
 
-def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_folder_with_another_manifest_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
     Manifest(user_dir / "own", {"a.txt": ManifestEntry("0" * 64, 1)}, "archive").save()
@@ -232,7 +232,7 @@ def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, m
         )
 
 
-def test_files_of_the_user_do_not_stand_in_for_libraries(
+def test_user_files_do_not_shadow_libraries(
     user_dir: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
@@ -240,7 +240,7 @@ def test_files_of_the_user_do_not_stand_in_for_libraries(
     assert add_to_lmdb(feature_files.write_pairs(user_dir / "npy", ["1"]))["images"] == 1
 
 
-def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
+def test_damaged_lmdb_is_rebuilt_from_its_source_folders(
     user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     one, two = (feature_files.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
@@ -257,7 +257,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
         assert feature_state(lmdb, mmf_paths) == "intact"
 
 
-def test_an_archive_beside_it_is_not_taken_for_its_origin(
+def test_archive_next_to_a_built_lmdb_is_not_its_source(
     user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["00001"])
@@ -277,7 +277,7 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     assert set(feature_files.read_records(lmdb)) == {"00001"}
 
 
-def test_each_split_says_how_much_of_it_has_features(
+def test_rows_with_features_are_counted_per_split(
     user_dir: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     images = {"train": ["img/00001.png", "img/00002.png", "img/x.y.jpg"], "dev": ["img/00003.png"]}

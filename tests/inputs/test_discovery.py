@@ -1,4 +1,4 @@
-"""What each preset makes the real MMF read, told without importing it."""
+"""Inputs of each preset with the real MMF, found without importing it."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ WEIGHTS = {
 
 
 def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
-    """What a preset needs, by the first word of its title."""
+    """Return the inputs of a preset by the first word of their titles."""
     preset = presets.load(name)
-    asked = replace(preset, settings=merge_settings(preset.settings, settings))
-    config = resolve_config(mmf_root, places, asked, overrides)
+    changed_preset = replace(preset, settings=merge_settings(preset.settings, settings))
+    config = resolve_config(mmf_root, places, changed_preset, overrides)
     return {each.title.split()[0]: each for each in list_config_inputs(mmf_root, places, config)}
 
 
@@ -67,14 +67,14 @@ def test_every_preset_needs_what_its_model_reads(mmf_root: Path, mmf_paths: MmfP
     assert needs(mmf_root, mmf_paths, name).keys() == NEEDS[name]
 
 
-def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    found = needs(mmf_root, mmf_paths, "image_region")
-    features = found["region"].entry
+def test_archives_match_those_published_by_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+    inputs = needs(mmf_root, mmf_paths, "image_region")
+    features = inputs["region"].entry
     assert features is not None
     assert (features.archive_names[0], features.sha256) == FEATURES[read_version(mmf_root)]
     assert features.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
     for kind, sha256 in ARCHIVES.items():
-        entry = found[kind].entry
+        entry = inputs[kind].entry
         assert entry is not None
         assert entry.sha256 == sha256
     for name, sha256 in WEIGHTS.items():
@@ -83,20 +83,20 @@ def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, mmf_paths: Mm
         assert entry.sha256 == sha256
 
 
-def test_the_files_are_those_that_mmf_opens(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    found = needs(mmf_root, mmf_paths, "image_region")
+def test_files_match_those_opened_by_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+    inputs = needs(mmf_root, mmf_paths, "image_region")
     dataset = mmf_paths.data_dir / "datasets" / "hateful_memes" / "defaults"
     models = mmf_paths.data_dir / "models"
-    assert found["region"].files() == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
-    assert found["vocabulary"].files() == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
-    assert found["detectron"].files() == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
+    assert inputs["region"].files() == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
+    assert inputs["vocabulary"].files() == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
+    assert inputs["detectron"].files() == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
 
 
-def test_the_users_own_words_change_what_is_read(mmf_root: Path, mmf_paths: MmfPaths, user_dir: Path) -> None:
+def test_overrides_change_the_inputs(mmf_root: Path, mmf_paths: MmfPaths, user_dir: Path) -> None:
     bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
     bert.mkdir()
     weights.touch()
-    found = needs(
+    inputs = needs(
         mmf_root,
         mmf_paths,
         "vilbert_cc",
@@ -105,43 +105,37 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, mmf_paths: MmfP
         "dataset_config.hateful_memes.features.train=mine/own.lmdb",
         "dataset_config.hateful_memes.features.val=mine/own.lmdb",
     )
-    assert found["BERT"].folder == bert
-    assert found["pretrained"].files() == [weights]
-    assert found["region"].files() == [mmf_paths.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
-    assert found["region"].entry is None
+    assert inputs["BERT"].folder == bert
+    assert inputs["pretrained"].files() == [weights]
+    assert inputs["region"].files() == [mmf_paths.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
+    assert inputs["region"].entry is None
     # The text processor still reads the vocabulary of another BERT, but not its weights.
-    assert found["tokenizer"].source == "bert-base-uncased"
+    assert inputs["tokenizer"].source == "bert-base-uncased"
 
 
-def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
-    mmf_root: Path, mmf_paths: MmfPaths
-) -> None:
+def test_required_word_vectors_must_be_provided_by_the_user(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
     glove = needs(mmf_root, mmf_paths, "image_grid", f"{key}=intersected")["GloVe"]
     assert glove.files() == [mmf_paths.cache_dir / "glove.6B.300d.txt"]
     error = glove.unrepairable_error(glove.quick_check())
     assert error is not None
     assert str(glove.files()[0]) in str(error)
-    assert error.hint is not None and "type random" in error.hint
+    assert error.hint is not None and "to random" in error.hint
 
 
-def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
-    mmf_root: Path, mmf_paths: MmfPaths
-) -> None:
+def test_checkpoint_to_resume_replaces_pretrained_weights(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
     assert "weights" not in needs(mmf_root, mmf_paths, "visual_bert_coco", **resumed)
 
 
-def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(
-    mmf_root: Path, mmf_paths: MmfPaths
-) -> None:
+def test_unknown_zoo_key_is_reported_with_the_file_of_valid_keys(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     weights = needs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
     error = weights.unrepairable_error(weights.verify())
     assert "weights no.such.key: missing" in str(error)
-    assert "no.such.key is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
+    assert "no.such.key, neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
 
 
-def test_paths_that_one_text_sets_apart_with_commas_may_be_many(tmp_path: Path) -> None:
+def test_many_comma_separated_paths_are_split(tmp_path: Path) -> None:
     names = [f"part_{number}.jsonl" for number in range(100)]
     dataset = {"data_dir": str(tmp_path), "annotations": {"train": ",".join(names)}}
     assert list_dataset_paths(dataset, "annotations", ["train"]) == [tmp_path / name for name in names]

@@ -1,4 +1,4 @@
-"""Labels that are lopsided, and memes that are in two splits, of a dataset that was converted."""
+"""Checks for unbalanced labels and shared memes, on converted datasets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from tests.worlds.memes import image, jsonl, write_tree
 
 
 def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
-    """Memes, every other one hateful, each with an image and a text of its own but for ``changes``."""
+    """Return memes, every other one hateful, with unique images and texts apart from ``changes``."""
     return [
         {"id": id_, "img": f"img/{id_}.png", "label": id_ % 2, "text": f"text {id_}"} | changes for id_ in ids
     ]
 
 
-def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
+def find_results(
+    places: MmfPaths, source: Path, **splits: list[dict[str, object]]
+) -> dict[str, list[CheckResult]]:
     """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
-    files = {f"{split}.jsonl": jsonl(each) for split, each in splits.items()}
+    files = {f"{split}.jsonl": jsonl(result) for split, result in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
     convert(write_tree(files | images, source), places, allow_missing=True)
     slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
     config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
-    said: dict[str, list[CheckResult]] = {}
-    for each in check_annotations(places.dataset, config):
-        said.setdefault(each.check, []).append(each)
-    return said
+    results: dict[str, list[CheckResult]] = {}
+    for result in check_annotations(places.dataset, config):
+        results.setdefault(result.check, []).append(result)
+    return results
 
 
 @pytest.mark.parametrize(
@@ -47,42 +49,40 @@ def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> 
         ([0] * 4, "error", 0),
     ],
 )
-def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
+def test_unbalanced_labels_are_a_warning_and_a_single_label_is_an_error(
     mmf_paths: MmfPaths, tmp_path: Path, labels: list[int], verdict: str, share: int
 ) -> None:
     train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
-    of_train, of_val = found(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
+    of_train, of_val = find_results(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
     assert of_train.verdict == verdict
     assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
     assert bool(of_train.advice) == (verdict != "ok")
     assert of_val == CheckResult("ok", "balance", "dev: 50 % of 2 memes are hateful")
 
 
-def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missing(
-    mmf_paths: MmfPaths, tmp_path: Path
-) -> None:
-    said = found(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
-    (told,) = said["validation"]
-    assert told.verdict == "error" and "no AUROC, and no best.ckpt" in told.text
-    assert "annotations.val[0]=FILE" in str(told.advice)
+def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_path: Path) -> None:
+    results = find_results(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
+    (result,) = results["validation"]
+    assert result.verdict == "error" and "no AUROC and no best.ckpt" in result.text
+    assert "annotations.val[0]=FILE" in str(result.advice)
     both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
     checks = {each.check for each in check_annotations(mmf_paths.dataset, config)}
     assert "validation" not in checks, "the files together have both labels"
     path = mmf_paths.dataset.annotation_file("train")
     config["annotations"] = {"train": str(path), "val": str(path)}
-    left = [row for row in read_annotations(path) if row.label == 1]
+    kept = [row for row in read_annotations(path) if row.label == 1]
     checks = {
         each.check
-        for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, left)}))
+        for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, kept)}))
     }
     assert "validation" in checks, "of what --allow-missing leaves"
 
 
-def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_was_published_so(
+def test_text_or_image_may_repeat_across_splits_but_a_meme_only_if_published_so(
     mmf_paths: MmfPaths, tmp_path: Path
 ) -> None:
-    said = found(
+    results = find_results(
         mmf_paths,
         tmp_path / "memes",
         train=rows(1, 2, 3, 4),
@@ -90,54 +90,54 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
         dev_seen=rows(5, 6),
         test_seen=rows(9, 10),
     )
-    (sound,) = said["splits"]
-    assert sound.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
+    (result,) = results["splits"]
+    assert result.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
     both = {
         "train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"],
         "val": "annotations/dev_unseen.jsonl",
     }
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
     leaks = [each.text for each in check_annotations(mmf_paths.dataset, config) if each.check == "splits"]
-    assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
+    assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
-def test_only_what_this_training_must_not_share_is_compared(mmf_paths: MmfPaths, tmp_path: Path) -> None:
-    found(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
-    train, own = mmf_paths.dataset.annotation_file("train"), tmp_path / "own" / "train.jsonl"
-    own.parent.mkdir()
+def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) -> None:
+    find_results(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
+    train, user_file = mmf_paths.dataset.annotation_file("train"), tmp_path / "own" / "train.jsonl"
+    user_file.parent.mkdir()
     for copy in (
-        own,
+        user_file,
         mmf_paths.dataset.annotation_file("fold_train"),
         mmf_paths.dataset.annotation_file("fold_val"),
     ):
         shutil.copyfile(train, copy)
 
-    def told(train: str, val: object) -> list[str]:
+    def texts_of(train: str, val: object) -> list[str]:
         config = {"data_dir": str(mmf_paths.dataset.root), "annotations": {"train": train, "val": str(val)}}
         return [each.text for each in check_annotations(mmf_paths.dataset, config)]
 
-    *balance, sound = told("annotations/train.jsonl", "annotations/dev.jsonl")
+    *balance, no_leak = texts_of("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
-    assert sound == "no meme of one is in another: train, dev", "of the other splits nobody has asked"
-    for val in (own, train):
-        *balance, leak = told("annotations/../annotations/train.jsonl", val)
+    assert no_leak == "no shared memes: train, dev", "of the other splits nobody has asked"
+    for val in (user_file, train):
+        *balance, leak = texts_of("annotations/../annotations/train.jsonl", val)
         assert len(balance) == 2
-        assert leak == f"memes both in train and in {val}: 4 (1, 2, 3 …)"
-    under_a_published_name = own.with_name("dev.jsonl")
+        assert leak == f"memes in both train and {val}: 4 (1, 2, 3 …)"
+    under_a_published_name = user_file.with_name("dev.jsonl")
     shutil.copyfile(mmf_paths.dataset.annotation_file("dev"), under_a_published_name)
-    assert told(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
-        f"memes both in {under_a_published_name} and in dev: 2 (5, 6)"
+    assert texts_of(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
+        f"memes in both {under_a_published_name} and dev: 2 (5, 6)"
     ]
 
 
-def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
+def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(
     mmf_paths: MmfPaths, tmp_path: Path
 ) -> None:
     copied = rows(20, text="text 1")  # another name, the same image and text
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
-    (warning,) = found(mmf_paths, tmp_path / "memes", **splits)["splits"]
+    (warning,) = find_results(mmf_paths, tmp_path / "memes", **splits)["splits"]
     assert warning == CheckResult(
-        "warning", "splits", "memes both in train and in test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
+        "warning", "splits", "memes in both train and test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
     )
     config = {
         "data_dir": str(mmf_paths.dataset.root),
