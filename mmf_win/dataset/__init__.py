@@ -1,1 +1,1 @@
-"""Hateful Memes: splits, known checksums, and the way from an archive to MMF's layout."""
+"""Hateful Memes dataset: splits, annotations, images, and conversion of an archive to MMF's layout."""

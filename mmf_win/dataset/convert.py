@@ -1,7 +1,7 @@
-"""From an archive of the dataset to MMF's layout, and damaged files rewritten from that archive.
+"""Conversion of a dataset archive to MMF's layout, and repair of damaged files from that archive.
 
-Everything is written to a staging folder on the same disk, verified there, and moved into place at the end,
-so a conversion that was killed leaves nothing that looks finished. The archive is only read.
+All files are written to a staging folder on the same disk, verified, and moved into place at the end, so a
+killed conversion leaves nothing that looks complete. The archive is only read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from mmf_win.unpacking.staging import (
 
 _log = logging.getLogger(__name__)
 
-# SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
-# POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
+# SHA-256 of the archives published by Facebook and DrivenData, from POSSIBLE_CHECKSUMS in MMF's
+# mmf_cli/hm_convert.py; the last one only in 1.0.0rc12.
 _PUBLISHED_SHA256 = frozenset(
     {
         "d8f1073f5fbf1b08a541cc2325fc8645619ab8ed768091fb1317d5c3a6653a77",
@@ -57,15 +57,18 @@ _PUBLISHED_SHA256 = frozenset(
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """What a conversion has brought about, now or earlier.
+    """Result of a conversion, now or earlier.
 
     Attributes:
-        shared_ids: how many memes, by id and image, two splits have in common: ``{"dev & test": 400}``.
-        extra_images: how many of the images no split names.
-        sha256: of the archive; None for a folder.
-        known: whether that is the hash of a published archive; None for a folder.
-        judged_images: whether all images were found to be pictures; earlier versions of mmfw did not look.
-        already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
+        splits: Summary of each split.
+        shared_ids: Number of memes, by id and image, that two splits share: ``{"dev & test": 400}``.
+        images: Number of images.
+        extra_images: Number of images that are in no split.
+        sha256: SHA-256 of the archive; None for a folder.
+        known: Whether this is the hash of a published archive; None for a folder.
+        already_done: An earlier conversion of the same archive was intact, and nothing was written.
+        seconds: Duration.
+        judged_images: All images were checked; earlier versions of mmfw did not check them.
     """
 
     splits: dict[str, SplitSummary]
@@ -80,7 +83,7 @@ class ConversionResult:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> ConversionResult:
-        """Return what a manifest remembers; raise DamagedManifest where a field is missing."""
+        """Load the result from a manifest; raise ``DamagedManifestError`` if a field is missing."""
         return parse_notes(cls, manifest.result, manifest.folder)
 
 
@@ -92,105 +95,120 @@ def convert(
     force: bool = False,
     allow_missing: bool = False,
 ) -> ConversionResult:
-    """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
+    """Convert the dataset in ``source`` to MMF's layout, or repair it if it was converted from there.
 
-    With ``force``, images and annotations that came from elsewhere are replaced; features and extras stay.
-    With ``allow_missing``, rows whose image is missing are left out; otherwise the archive is refused.
+    Args:
+        source: Archive or folder.
+        places: Folders of MMF.
+        ask: Returns the password of an encrypted archive.
+        force: Replace images and annotations from another source; features and extras are kept.
+        allow_missing: Exclude rows without an image, instead of refusing the archive.
+
+    Returns:
+        The result.
 
     Raises:
-        ArchiveError: the archive is damaged, hostile or none at all.
-        DatasetError: it holds something else, its parts disagree, or there is another dataset already.
-        PasswordError: the password is missing or wrong; nothing was written.
-        ResourceError: it does not fit on the disk; nothing was written.
-        InUseError: another conversion into the same folder is under way.
+        ArchiveError: The archive is damaged or unsafe, or not an archive.
+        DatasetError: The content is not the dataset or is inconsistent, or another dataset exists.
+        PasswordError: The password is missing or wrong; nothing was written.
+        ResourceError: The files do not fit on the disk; nothing was written.
+        InUseError: Another conversion into the same folder is in progress.
     """
-    started = time.monotonic()
+    start_time = time.monotonic()
     source = source.absolute()
-    paths, ours = places.dataset, _list_mmfw_folders(source, places)
+    paths, mmfw_folders = places.dataset, _list_mmfw_folders(source, places)
     interrupted = not finish_installation(paths.root)
-    known = load_manifest_notes(paths.root)
-    same = known is not None and known.source is not None and known.source.is_same(source, exclude=ours)
-    load = load_intact_manifest if same or force else Manifest.load
-    listed = None if interrupted else load(paths.root)
-    # One that somebody has changed tells which files are the user's, but not which are intact.
-    manifest = None if listed is None or listed.was_changed else listed
-    if manifest is not None and manifest.result and same and not force:
+    notes = load_manifest_notes(paths.root)
+    same_source = (
+        notes is not None and notes.source is not None and notes.source.is_same(source, exclude=mmfw_folders)
+    )
+    load_manifest = load_intact_manifest if same_source or force else Manifest.load
+    old_manifest = None if interrupted else load_manifest(paths.root)
+    # An edited manifest shows which files belong to the user, but not which are intact.
+    manifest = None if old_manifest is None or old_manifest.was_changed else old_manifest
+    if manifest is not None and manifest.result and same_source and not force:
         repaired = repair_dataset(places, source, ask=ask)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - start_time
         return replace(ConversionResult.from_manifest(manifest), already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
-    layout = find_layout(source, archive.members, ours)
-    old = [file for split in SPLITS if (file := paths.annotation_file(split)).is_file()]
-    if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
-        message = f"{paths.root}: there is a dataset already, and not known to be made from this archive"
-        raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
+    layout = find_layout(source, archive.members, mmfw_folders)
+    old_files = [file for split in SPLITS if (file := paths.annotation_file(split)).is_file()]
+    if not (force or same_source or interrupted) and (old_files or (paths.images / "img").exists()):
+        message = f"{paths.root}: a dataset already exists and is not known to come from this archive"
+        raise DatasetError(message, hint="replace it with --force, or choose another --data-dir")
     archive.check_password()
-    made_of = ManifestSource.from_path(source, exclude=ours)
+    origin = ManifestSource.from_path(source, exclude=mmfw_folders)
     require_space(paths.root, _required_bytes(archive, layout))
-    with open_staging(paths.root) as here:
+    with open_staging(paths.root) as staging:
         digest = hashlib.sha256() if source.is_file() else None
-        rows, images, files = unpack_dataset(archive, layout, here, digest, allow_missing=allow_missing)
-        made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
-        named = {row.img for listed in rows.values() for row in listed}
+        rows, images, files = unpack_dataset(archive, layout, staging, digest, allow_missing=allow_missing)
+        origin = replace(origin, sha256=None if digest is None else digest.hexdigest())
+        named_images = {row.img for split_rows in rows.values() for row in split_rows}
         result = ConversionResult(
             splits={s: SplitSummary.from_rows(rows[s], images, own=s in layout.tables) for s in rows},
             shared_ids=_count_shared_ids(rows, images),
             images=len(images),
-            extra_images=len(set(images) - named),
-            sha256=made_of.sha256,
-            known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED_SHA256,
+            extra_images=len(set(images) - named_images),
+            sha256=origin.sha256,
+            known=None if origin.sha256 is None else origin.sha256 in _PUBLISHED_SHA256,
             already_done=False,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - start_time,
             judged_images=True,
         )
-        new = make_manifest(paths.root, files, made_of, result=asdict(result))
-        # The annotations of an earlier release must not stay; what the user put beside them does.
-        stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
-        replaced = [paths.images / "img", *stale]
-        if listed is not None or not (same or interrupted):
-            _keep_user_files(paths, here.new_dir, listed)
-        install_staged(here, new, obsolete_paths=[] if same and manifest is None else replaced)
+        new_manifest = make_manifest(paths.root, files, origin, result=asdict(result))
+        # Annotations of an earlier release are removed; files that the user added are kept.
+        stale = [
+            f for f in old_files if old_manifest is None or f"annotations/{f.name}" in old_manifest.files
+        ]
+        obsolete = [paths.images / "img", *stale]
+        if old_manifest is not None or not (same_source or interrupted):
+            _keep_user_files(paths, staging.new_dir, old_manifest)
+        install_staged(
+            staging, new_manifest, obsolete_paths=[] if same_source and manifest is None else obsolete
+        )
         return result
 
 
 def _list_mmfw_folders(source: Path, places: MmfPaths) -> tuple[Path, ...]:
-    """Return the folders in a source folder that hold what mmfw and MMF have written."""
-    data, written = places.data_dir, (places.cache_dir, places.save_dir)
-    folders = (data / "datasets", data / "models", *written)
+    """Return the subfolders of a source folder in which mmfw and MMF write."""
+    data_dir, output_folders = places.data_dir, (places.cache_dir, places.save_dir)
+    folders = (data_dir / "datasets", data_dir / "models", *output_folders)
     return tuple(folder for folder in folders if source in folder.parents)
 
 
-def _keep_user_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
-    """Take the images that the user put beside those of the old dataset over to the new one.
+def _keep_user_files(paths: DatasetPaths, new_root: Path, manifest: Manifest | None) -> None:
+    """Copy files that the user added to the old dataset to the new one.
 
-    An image or annotation file of the user's that has the name of a new one gets another name. Raises
-    DatasetError where there are some that the new one lacks, and no list tells whose they are.
+    A file with the same name as a new file, but different content, is renamed.
+
+    Raises:
+        DatasetError: Images would be lost, and there is no manifest that tells which belong to the user.
     """
     converted = manifest.files if manifest else {}
     files = [*(paths.images / "img").rglob("*"), *paths.annotations.glob("*.jsonl")]
-    own = [file.relative_to(paths.root) for file in files if file.is_file()]
-    own = [name for name in own if name.as_posix() not in converted]
-    lost = [name for name in own if name.parts[0] == "images" and not (new / name).exists()]
+    user_files = [file.relative_to(paths.root) for file in files if file.is_file()]
+    user_files = [name for name in user_files if name.as_posix() not in converted]
+    lost = [name for name in user_files if name.parts[0] == "images" and not (new_root / name).exists()]
     if manifest is None and lost:
         raise DatasetError(
-            f"{paths.images / 'img'}: {len(lost)} of its files would be lost "
-            f"({summarize_list([name.name for name in lost])}), and no list tells which of them are yours",
-            hint="move the folder away, and run the same command again",
+            f"{paths.images / 'img'}: {len(lost)} files would be lost "
+            f"({summarize_list([name.name for name in lost])}), and no manifest shows which are yours",
+            hint="move the folder away and run the same command again",
         )
-    for name in own if manifest else ():
+    for name in user_files if manifest else ():
         kept, number = name, 0
         while any(
-            place.exists() and not cmp(paths.root / name, place, shallow=False)
-            for place in (new / kept, paths.root / kept)
+            path.exists() and not cmp(paths.root / name, path, shallow=False)
+            for path in (new_root / kept, paths.root / kept)
         ):
             number += 1
             kept = name.with_name(f"{name.name}.old-{number}")
         if kept != name or name in lost:
-            (new / kept).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(paths.root / name, new / kept)
+            (new_root / kept).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(paths.root / name, new_root / kept)
         if kept != name:
             _log.warning(
-                "%s: your file was renamed to %s, since the new dataset has a file of this name",
+                "%s: your file was renamed to %s because the new dataset has a file of the same name",
                 paths.root / name,
                 kept.name,
             )
@@ -205,7 +223,7 @@ def _count_shared_ids(
 
 
 def _required_bytes(archive: Archive, layout: Layout) -> int:
-    """Bytes that the wanted members take; an archive inside is there twice for a while."""
+    """Return the required disk space; a nested archive is stored and unpacked at the same time."""
     sizes = {member.name: member.size for member in archive.members}
     packed = 2 * sizes[layout.packed_images] if layout.packed_images else 0
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
@@ -214,71 +232,82 @@ def _required_bytes(archive: Archive, layout: Layout) -> int:
 def repair_dataset(
     places: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None
 ) -> list[str]:
-    """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
+    """Rewrite damaged or missing files of the dataset, and complete a killed conversion.
 
-    Files that mmfw did not write, such as annotations of the user's own, stay as they are. The ``archive`` is
-    what the dataset was converted from; without it, that is looked for where it lay then. Returned are the
-    files that were written, relative to the dataset's root.
+    Files that mmfw did not write, such as the user's annotations, do not change.
+
+    Args:
+        places: Folders of MMF.
+        archive: Archive or folder of the dataset; by default, the recorded one.
+        ask: Returns the password of an encrypted archive.
+
+    Returns:
+        The rewritten files, relative to the dataset's root.
 
     Raises:
-        DatasetError: no dataset was converted here, or the archive is not where it lay, and ``archive`` does
-            not name it either.
-        DamagedManifest: nothing tells which files are damaged; :func:`convert` rewrites all of them.
-        ArchiveError, PasswordError, ResourceError: as for :func:`convert`; nothing was changed.
+        DatasetError: No dataset was converted here, or its archive is missing.
+        DamagedManifestError: The damaged files are unknown; :func:`convert` rewrites all of them.
+        ArchiveError, PasswordError, ResourceError: As for :func:`convert`; nothing was changed.
     """
     paths = places.dataset
     finish_installation(paths.root)
     manifest = load_dataset_manifest(paths)
     if manifest is None:
-        message = "nothing tells what it was converted from, nor which of its files are damaged"
-        again = format_command(
+        message = f"{paths.root}: without a manifest, damaged files cannot be found"
+        convert_command = format_command(
             "mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(places.data_dir)
         )
-        raise DatasetError(message, hint=f"`{again}` writes it again")
-    names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
+        raise DatasetError(message, hint=f"run `{convert_command}` to convert it again")
+    names = [problem.path for problem in find_damage(manifest, title="Verifying the dataset")]
     if not names:
         return []
     if manifest.was_changed:
-        raise damaged_manifest_error(paths.root, "it was changed")
+        error = damaged_manifest_error(paths.root, "it was changed")
+        raise error
     source = archive or find_source_archive(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
-    opened = open_archive(source, ask)
-    layout = find_layout(source, opened.members, _list_mmfw_folders(source, places))
-    opened.check_password()
-    with open_staging(paths.root) as here:
+    opened_archive = open_archive(source, ask)
+    layout = find_layout(source, opened_archive.members, _list_mmfw_folders(source, places))
+    opened_archive.check_password()
+    with open_staging(paths.root) as staging:
         only, kept = set(names), manifest.files
         _, _, files = unpack_dataset(
-            opened, layout, here, allow_missing=True, selected_files=only, converted_files=kept
+            opened_archive, layout, staging, allow_missing=True, selected_files=only, converted_files=kept
         )
-        install_repaired(here, manifest, files, names, source)
-    _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
+        install_repaired(staging, manifest, files, names, source)
+    _log.info("%s: rewrote the damaged files from %s", paths.root, source)
     return names
 
 
 def find_source_archive(manifest: Manifest | None, hint: str | None = None) -> Path:
-    """What a dataset was converted from, where it lay then.
+    """Return the path of the archive that the dataset was converted from.
 
-    Raises DatasetError where it is not there, or nothing tells where that is; ``hint`` is another way out.
+    Raises:
+        DatasetError: The archive was moved, or its path is unknown; ``hint`` is put before the usual hint.
     """
-    by_name = "name it, or its folder, with --source"
-    hint = f"{hint}, or {by_name}" if hint else by_name
+    source_hint = "pass the archive or its folder with --source"
+    hint = f"{hint}, or {source_hint}" if hint else source_hint
     source = manifest.source if manifest else None
     if source is None:
-        raise DatasetError("nothing tells what the dataset was converted from", hint=hint)
+        raise DatasetError("the archive of the dataset is unknown", hint=hint)
     if not Path(source.path).exists():
-        raise DatasetError(f"the archive {source.name} is not where it was", hint=hint)
+        raise DatasetError(f"the archive {source.name} was moved or deleted", hint=hint)
     return Path(source.path)
 
 
 def load_dataset_manifest(paths: DatasetPaths) -> Manifest | None:
-    """The manifest of the dataset; None where none was converted.
+    """Load the manifest of the dataset.
+
+    Returns:
+        The manifest, or None if no dataset was converted.
 
     Raises:
-        DamagedManifest: the list of hashes is gone, or cannot be understood.
-        UnfinishedInstallation: a conversion was killed amidst the moves to their places.
+        DamagedManifestError: The manifest is missing or damaged.
+        IncompleteInstallError: A conversion was killed while it moved files into place.
     """
     require_complete_install(paths.root)
     manifest = Manifest.load(paths.root)
     if manifest is None and load_manifest_notes(paths.root):
-        raise damaged_manifest_error(paths.root, "it is missing")
+        error = damaged_manifest_error(paths.root, "it is missing")
+        raise error
     return manifest

@@ -1,7 +1,7 @@
-"""How many rows of a split were used, and how many the full split has.
+"""Coverage of a split: number of rows that were used, and number of rows in the full split.
 
-Public copies of the dataset lack images, so most people convert with ``--allow-missing``, and score parts of
-splits. Whatever shows a score says so, in the words of :class:`Coverage`.
+Public copies of the dataset lack images, so many users convert with ``--allow-missing`` and score parts of
+splits. Everything that shows a score states this with :class:`Coverage`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mmf_win.records import convert_to
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What a split holds.
+    """Contents of a split.
 
     Attributes:
-        rows: memes whose image is there.
-        hateful, benign: how many of them have label 1 and 0; None when the split has no labels.
-        missing: rows without their image, which are left out.
-        missing_ids: what these rows are called in prediction files.
-        own: it was converted from a table of the user's own.
+        rows: Number of memes with an image.
+        hateful, benign: Number of those with label 1 and 0; None if the split has no labels.
+        missing: Number of excluded rows, whose image is missing.
+        missing_ids: Display ids of the excluded rows.
+        own: The split was converted from a user's table.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class SplitSummary:
 
     @classmethod
     def from_rows(cls, rows: Sequence[AnnotationRow], images: Collection[str], *, own: bool) -> SplitSummary:
-        """Count the rows whose image is there, and name the others."""
+        """Count the rows whose image exists, and list the others."""
         missing = [row for row in rows if row.img not in images]
         labels = [row.label for row in rows if row.img in images]
         labelled = any(label is not None for label in labels)
@@ -54,10 +54,12 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The part of a split that was trained on, validated on or predicted.
+    """Rows of a split that were used for training, validation or prediction.
 
-    The ``split`` is its annotation file's stem; ``rows`` and ``full_rows``, which it has in full, are None
-    where nothing tells them.
+    Attributes:
+        split: Stem of the annotation file.
+        rows: Number of used rows; None if unknown.
+        full_rows: Number of rows of the full split; None if unknown.
     """
 
     split: str
@@ -66,25 +68,25 @@ class Coverage:
 
     @classmethod
     def from_json(cls, value: object) -> Coverage | None:
-        """From a JSON object that has these three keys, among others; None from anything else."""
+        """Create a coverage from a JSON object with these keys, or return None for any other value."""
         with suppress(ValueError):
-            on = convert_to(value, cls)
-            return None if on.rows is None else on
+            coverage = convert_to(value, cls)
+            return None if coverage.rows is None else coverage
         return None
 
     @property
     def is_partial(self) -> bool:
-        """Whether rows are known to be left out."""
+        """True if rows are known to be excluded."""
         return self.rows is not None and self.full_rows is not None and self.rows < self.full_rows
 
     @property
     def amount(self) -> str:
-        """``1,593 of 2,000``, or ``2,000`` where no rows are known to be left out."""
+        """Number of rows: ``1,593 of 2,000``, or ``2,000`` if no rows are known to be excluded."""
         return f"{self.rows:,} of {self.full_rows:,}" if self.is_partial else f"{self.rows:,}"
 
     @property
     def split_label(self) -> str:
-        """``1,593 of 2,000 rows of test_unseen``; ``test_unseen`` where no rows are known to be left out."""
+        """Name in headings: ``1,593 of 2,000 rows of test_unseen``, or ``test_unseen`` if not partial."""
         return str(self) if self.is_partial else self.split
 
     def __str__(self) -> str:
@@ -92,9 +94,13 @@ class Coverage:
 
 
 def load_split_summary(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
-    """Return what the conversion found in a split; None if none wrote its file, or it was changed since then.
+    """Load the summary of a split from the conversion's manifest.
 
-    Raises DamagedManifest if the conversion's record of the split lacks a field.
+    Returns:
+        The summary, or None if the file was not converted or has changed since.
+
+    Raises:
+        DamagedManifestError: The stored summary lacks a field.
     """
     summary = None
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
@@ -105,7 +111,7 @@ def load_split_summary(paths: DatasetPaths, file: AnnotationFile) -> SplitSummar
 
 
 def is_user_dataset(paths: DatasetPaths) -> bool:
-    """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
+    """Return whether the dataset was converted from tables of the user, whatever its splits are called."""
     with suppress(DataError, KeyError, TypeError, AttributeError):
         manifest = Manifest.load(paths.root)
         return manifest is not None and any(s.get("own") for s in manifest.result["splits"].values())
@@ -113,7 +119,7 @@ def is_user_dataset(paths: DatasetPaths) -> bool:
 
 
 def load_coverage(paths: DatasetPaths, file: AnnotationFile) -> Coverage:
-    """Return how much of a split its annotation file holds."""
+    """Return the number of rows in an annotation file and in the full split."""
     summary = load_split_summary(paths, file)
-    full = None if summary is None else summary.rows + summary.missing
-    return Coverage(file.path.stem, len(file.lines), full)
+    full_rows = None if summary is None else summary.rows + summary.missing
+    return Coverage(file.path.stem, len(file.lines), full_rows)

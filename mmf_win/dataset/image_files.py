@@ -1,7 +1,7 @@
-"""Checks of the files where pictures should be: whether they are pictures, and reach their end.
+"""Checks of image files: whether they are images and complete.
 
-Only the first and last bytes of most files are read; Pillow loads those with an unusual start or end. Damage
-inside a picture is not noticed here.
+Most files are checked by their first and last bytes only; Pillow loads those with an unusual start or end.
+Damage inside an image is not detected.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mmf_win.sniffing import DOWNLOAD_AGAIN_HINT, HEAD_BYTES, CommandHint, recog
 
 _PNG, _IEND = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
-_REPLACE_HINT = "put the picture itself in its place"
+_REPLACE_HINT = "replace it with the actual image"
 _SIGNATURES_WITH_END_MARK = (b"\x89PNG", _JPEG, b"GIF8", b"RIFF")
 _IMAGE_SIGNATURES = (*_SIGNATURES_WITH_END_MARK, b"BM", b"II*", b"II+", b"MM\0")
 
 
 class Flaw(NamedTuple):
-    """A fault of a picture's file.
+    """Flaw of an image file.
 
     Attributes:
-        what: the phrase for messages: "a git-lfs pointer".
-        hint: the next step.
-        is_usable: whether it can be decoded all the same.
+        description: Phrase for messages: "a git-lfs pointer".
+        hint: Next step.
+        is_usable: The image can be decoded nevertheless.
     """
 
     description: str
@@ -41,10 +41,7 @@ class Flaw(NamedTuple):
 
 
 def find_flaw(path: Path) -> Flaw | None:
-    """Return what is wrong with a picture's file; None for nothing that its start and end show.
-
-    Raises OSError where it cannot be read.
-    """
+    """Return the flaw that the start and the end of an image file show, or None."""
     with path.open("rb", buffering=0) as file:
         head, size = file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_IEND)))
@@ -66,49 +63,47 @@ def find_flaw(path: Path) -> Flaw | None:
             warnings.simplefilter("ignore")
             open_image(path)
         if head.startswith(_JPEG) and _EOI not in path.read_bytes():
-            raise EOFError  # Pillow has made the rest of the picture grey
+            raise EOFError  # Pillow fills the rest of the image with grey
     except ImportError:
         if head.startswith(_IMAGE_SIGNATURES):
-            return Flaw("a picture that cannot be checked without Pillow", "run `pip install pillow`")
-    except Exception:  # Pillow raises whatever a file leads it to
+            return Flaw("an image that cannot be checked without Pillow", "run `pip install pillow`")
+    except Exception:  # a damaged file makes Pillow raise errors of any type
         if head.startswith(_IMAGE_SIGNATURES):
-            return Flaw("a picture that is cut off or damaged", DOWNLOAD_AGAIN_HINT)
+            return Flaw("a truncated or damaged image", DOWNLOAD_AGAIN_HINT)
     else:
-        what = "a picture without its end mark, or with other data after it"
+        description = "an image without end marker or with trailing data"
         return (
-            Flaw(what, DOWNLOAD_AGAIN_HINT, is_usable=True)
+            Flaw(description, DOWNLOAD_AGAIN_HINT, is_usable=True)
             if head.startswith(_SIGNATURES_WITH_END_MARK)
             else None
         )
     if is_drawing or head[4:8] == b"ftyp":  # such as HEIC
-        return Flaw(
-            "a picture or video of a kind that is not read", "save it as PNG or JPEG under the same name"
-        )
-    return Flaw("not a picture", _REPLACE_HINT)
+        return Flaw("an unsupported image or video format", "save it as PNG or JPEG under the same name")
+    return Flaw("not an image", _REPLACE_HINT)
 
 
 def find_unusable_images(paths: Mapping[str, Path], checked_paths: Collection[Path] = ()) -> dict[str, Flaw]:
-    """Return name → flaw of those files at ``paths`` that cannot be used, ``judged`` ones passed over."""
-    found: dict[str, Flaw] = {}
+    """Return name → flaw of the unusable images in ``paths``, without checking ``checked_paths``."""
+    flaws: dict[str, Flaw] = {}
     for name, path in paths.items():
-        with suppress(OSError):  # whoever reads the content names the file
+        with suppress(OSError):  # reported when the content is read
             if path not in checked_paths and (flaw := find_flaw(path)) and not flaw.is_usable:
-                found[name] = flaw
-    return found
+                flaws[name] = flaw
+    return flaws
 
 
 def list_checked_images(manifest: Manifest | None) -> set[Path]:
-    """Return the files that were found to be pictures when they were converted."""
+    """Return the images that were checked at conversion."""
     if manifest is None or manifest.was_changed or not manifest.result.get("judged_images"):
         return set()
     return {manifest.folder / name for name in manifest.files}
 
 
 def describe_flaws(flaws: Mapping[str, Flaw]) -> str:
-    """Return the names of files with their flaws, a few of them."""
+    """Return a short list of files with their flaws."""
     return summarize_list([f"{name}: {flaw.description}" for name, flaw in flaws.items()])
 
 
 def most_common_hint(flaws: Mapping[str, Flaw]) -> str:
-    """Return the next step that helps most of the files."""
+    """Return the hint that helps with most of the files."""
     return Counter(flaw.hint for flaw in flaws.values()).most_common(1)[0][0]

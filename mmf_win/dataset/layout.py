@@ -1,11 +1,10 @@
-"""Where things are in an archive of the dataset, and whether all images are. Copies differ in their folders,
-so names decide, in small or capital letters.
+"""Layout of a dataset archive: members that are annotations and images, and missing images.
 
-::
+Copies of the dataset differ in their folders, so members are found by name, ignoring case::
 
-    data/                          or hateful_memes/, or none, or MMF's own layout
-    ├── train.jsonl …              beside each other, in any folder; or train.csv …, of the user's own
-    └── img/01235.png …            or img.tar.gz; images that a CSV names lie anywhere
+    data/                          or hateful_memes/, or no folder, or MMF's own layout
+    ├── train.jsonl …              all in one folder; or train.csv … for user data
+    └── img/01235.png …            or img.tar.gz; images that a CSV file names may be anywhere
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mmf_win.sniffing import CommandHint
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _PHASE_2_SPLITS = frozenset(split for split in SPLITS if "seen" in split)
-_VALIDATION_FILE = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
+_VALIDATION_FILE = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # other names for dev
 _SPLIT_FILE = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _PART_SUFFIX = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
@@ -36,14 +35,14 @@ _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of the dataset among an archive's members.
+    """Members of an archive that make up the dataset.
 
     Attributes:
-        annotations: split → member.
-        images: name as the annotations give it (``img/01235.png``) → member.
-        packed_images: the member that is an archive of the images, where they are not members themselves.
-        ignored: splits as CSV beside the same as JSON Lines.
-        readme: the member beside the annotations that says what belongs to the set.
+        annotations: Split → member.
+        images: Name in the annotations (``img/01235.png``) → member.
+        packed_images: Member that is an archive of the images, if they are not members themselves.
+        ignored_tables: Annotation files for splits that also exist as JSON Lines.
+        readme: README next to the annotations; it lists the files of the dataset.
     """
 
     annotations: dict[str, str]
@@ -54,14 +53,18 @@ class Layout:
 
     @property
     def tables(self) -> dict[str, str]:
-        """The splits that are CSV files."""
+        """Splits that are CSV files."""
         return {split: name for split, name in self.annotations.items() if _is_table(name)}
 
 
 def find_layout(source: Path, members: Sequence[Member], excluded_folders: Collection[Path] = ()) -> Layout:
-    """Recognise the dataset by its members' names; those in the folders ``without`` are left aside.
+    """Find the dataset by the names of members, except those in ``excluded_folders``.
 
-    Raises DatasetError where there is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
+    Returns:
+        The layout.
+
+    Raises:
+        DatasetError: There is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
     names = [
@@ -70,30 +73,32 @@ def find_layout(source: Path, members: Sequence[Member], excluded_folders: Colle
     annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(
-            f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=incomplete_archive_hint(source, f"it holds {summarize_list(names) or 'nothing'}", names),
+            f"{source}: not the Hateful Memes dataset: no train.jsonl or train.csv found",
+            hint=incomplete_archive_hint(
+                source, f"check the source; it contains {summarize_list(names) or 'nothing'}", names
+            ),
         )
     folder = annotations["train"].rpartition("/")[0]
-    beside = [name for name in names if name.rpartition("/")[0] == folder]
-    if unknown := [name for name in beside if _VALIDATION_FILE.fullmatch(name.rpartition("/")[2])]:
-        known = f"call it dev; splits are called {', '.join(SPLITS)}"
-        raise DatasetError(f"{source}: {unknown[0]}: no split has this name", hint=known)
+    siblings = [name for name in names if name.rpartition("/")[0] == folder]
+    if unknown := [name for name in siblings if _VALIDATION_FILE.fullmatch(name.rpartition("/")[2])]:
+        hint = f"rename it to dev; valid names are {', '.join(SPLITS)}"
+        raise DatasetError(f"{source}: {unknown[0]}: not the name of a split", hint=hint)
     images = find_image_members(names)
-    inner = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
-    packed = min(inner, key=_depth, default=None)
-    readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
-    return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
+    archives = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
+    packed_images = min(archives, key=_depth, default=None)
+    readmes = (name for name in siblings if _README.fullmatch(name.rpartition("/")[2]))
+    return Layout(annotations, images, None if images else packed_images, ignored, next(readmes, None))
 
 
 def find_image_members(names: Iterable[str]) -> dict[str, str]:
-    """The images in the folder ``img``, the fullest if there are several: name from ``img/`` on → member."""
+    """Return name from ``img/`` on → member, for images in the folder ``img`` with the most images."""
     folders: dict[str, dict[str, str]] = {}
     for name in names:
         parts = name.split("/")
-        places = [at for at, part in enumerate(parts[:-1]) if part.lower() == "img"]
-        if places and _is_picture(name):
-            *_, at = places
-            folders.setdefault("/".join(parts[:at]), {})["/".join(["img", *parts[at + 1 :]])] = name
+        positions = [index for index, part in enumerate(parts[:-1]) if part.lower() == "img"]
+        if positions and _is_picture(name):
+            *_, index = positions
+            folders.setdefault("/".join(parts[:index]), {})["/".join(["img", *parts[index + 1 :]])] = name
     return max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
 
 
@@ -102,31 +107,37 @@ def _is_picture(name: str) -> bool:
 
 
 def make_name_matcher(names: Collection[str]) -> Callable[[str], str | None]:
-    """Return a function that finds a name among ``names``: as it is, or the only one that looks the same.
+    """Return a function that finds a name among ``names``, exactly or by the only colliding name.
 
-    Names that differ in case or in Unicode normal form look the same.
+    Names collide if they differ only in case or Unicode normal form.
+
+    Returns:
+        A function from a name to the matching name, or None.
     """
-    alike = group_colliding_names(names)
+    groups = group_colliding_names(names)
 
     def match(name: str) -> str | None:
-        found = [name] if name in names else alike.get(collision_key(name), [])
-        return found[0] if len(found) == 1 else None
+        matches = [name] if name in names else groups.get(collision_key(name), [])
+        return matches[0] if len(matches) == 1 else None
 
     return match
 
 
 def find_missing_splits(layout: Layout, readme: str) -> list[str]:
-    """Return the splits that are missing: the README names them, or others of the release are there.
+    """Return the missing splits: those in the README, or those of the release if other splits of it exist.
 
-    The README of a release may also tell about the first phase.
+    The README of a release may also mention files of the first phase.
+
+    Returns:
+        Names of splits.
     """
     is_release = _PHASE_2_SPLITS & (layout.annotations.keys() - layout.tables.keys())
-    named = _PHASE_2_SPLITS if is_release else set(_SPLIT_FILE.findall(readme))
-    return [split for split in SPLITS if split in named and split not in layout.annotations]
+    expected = _PHASE_2_SPLITS if is_release else set(_SPLIT_FILE.findall(readme))
+    return [split for split in SPLITS if split in expected and split not in layout.annotations]
 
 
 def describe_missing_images(splits: Mapping[str, Sequence[AnnotationRow]], images: Collection[str]) -> str:
-    """Return how many images of each split are missing ("train 1 of 4, dev 2 of 2"); empty if none is."""
+    """Return the missing images per split ("train 1 of 4, dev 2 of 2"), or "" if none is missing."""
     missing = {split: sum(row.img not in images for row in rows) for split, rows in splits.items()}
     return ", ".join(f"{split} {count} of {len(splits[split])}" for split, count in missing.items() if count)
 
@@ -137,73 +148,85 @@ def require_images(
     images: Mapping[str, str],
     members: Iterable[str],
 ) -> None:
-    """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
+    """Refuse rows without images.
 
-    The names are those of the user's tables; ``members`` are all files of the source.
+    Args:
+        source: Archive or folder.
+        splits: Rows of each split.
+        images: Image name → member.
+        members: Names of all files in the source.
+
+    Raises:
+        DatasetError: Images are missing; the error counts them per split and names a few as the user does.
     """
     if not (counts := describe_missing_images(splits, images)):
         return
     rows = [row for listed in splits.values() for row in listed]
     names = sorted({row.display_img for row in rows if row.img not in images})
-    spare = sorted({name for name in members if _is_picture(name)} - {images.get(row.img) for row in rows})
-    if any(f"/{member}".endswith(f"/{names[0]}") for member in spare):
-        advice = f"{names[0]!a} is there, but images of JSON Lines belong in a folder img: move them into "
-        advice += 'one, and write "img/…" into the rows'
-    elif len(spare) >= len(names):
-        advice = (
-            f"{names[0]!a} is wanted, and no row names {spare[0]!a}: if only names are wrong, correct them; "
+    unnamed = sorted({name for name in members if _is_picture(name)} - {images.get(row.img) for row in rows})
+    if any(f"/{member}".endswith(f"/{names[0]}") for member in unnamed):
+        hint = f"move images such as {names[0]!a} into a folder img, as JSON Lines requires, "
+        hint += 'and write "img/…" in the rows'
+    elif len(unnamed) >= len(names):
+        hint = (
+            f"correct the names if only they differ ({names[0]!a} is missing, {unnamed[0]!a} is not used); "
         )
-        advice += "if the archive garbles names, unpack it with another program and convert the folder"
+        hint += "if the archive garbles names, unpack it with another program and convert the folder"
     else:
-        advice = incomplete_archive_hint(source)
+        hint = incomplete_archive_hint(source)
     message = f"{source}: images are missing: {counts} ({summarize_list(names)})"
-    advice = image_name_hint(names, images) or advice
-    raise DatasetError(message, hint=f"{advice}, or use --allow-missing to leave these memes out")
+    hint = image_name_hint(names, images) or hint
+    raise DatasetError(message, hint=f"{hint}, or exclude these memes with --allow-missing")
 
 
 def incomplete_archive_hint(
     source: Path, default_hint: str = "get a complete copy", members: Iterable[str] = ()
 ) -> str:
-    """Return the next step where something is missing; Google Drive makes several archives of one folder."""
-    if inner := [name for name in members if _ARCHIVE.search(name)]:
-        return CommandHint(f"unpack the archives in it ({summarize_list(inner)}) into one folder")
+    """Return a hint for missing parts; Google Drive splits the download of a folder into several archives."""
+    if archives := [name for name in members if _ARCHIVE.search(name)]:
+        return CommandHint(f"unpack the archives in it ({summarize_list(archives)}) into one folder")
     if source.is_dir() or not _PART_SUFFIX.search(source.stem):
         return default_hint
     return CommandHint("unpack all archives of this download into one folder")
 
 
 def image_name_hint(missing: Iterable[str], images: Iterable[str]) -> str | None:
-    """What to write where ``img\\\\01235.png``, ``1235.png`` or ``D:/img/01235.png`` is missing, and
-    ``img/01235.png`` is there.
-    """
-    there = {image.rpartition("/")[2].lstrip("0"): image for image in images}
-    alike = group_colliding_names(images)
+    r"""Suggest the correct path (``img/01235.png``) for a missing one (``img\01235.png``, ``1235.png``)."""
+    image_by_name = {image.rpartition("/")[2].lstrip("0"): image for image in images}
+    groups = group_colliding_names(images)
     for name in missing:
-        if len(twins := alike.get(collision_key(name), [])) > 1:
-            return f"{name!a} matches {' and '.join(map(ascii, twins))}: write one of these names"
-        image = there.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
+        if len(candidates := groups.get(collision_key(name), [])) > 1:
+            return f"{name!a} matches {' and '.join(map(ascii, candidates))}: write one of these names"
+        image = image_by_name.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
         if image is not None and image != name:
-            return f'this image is there: write "{image}" where the annotations have {json.dumps(name)}'
+            return f'write "{image}" instead of {json.dumps(name)} in the annotations'
     return None
 
 
 def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The annotation files of the folder that holds most of them, the outermost if there are several."""
+    """Return the annotation files of the dataset: the folder with most of them, or its outermost one.
+
+    Returns:
+        Split → member, and the annotation files that are ignored because another file of the split is used.
+
+    Raises:
+        DatasetError: Several folders contain a dataset.
+    """
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
         split = path.stem.lower()
         if split in SPLITS and path.suffix.lower() in (".csv", ".jsonl"):
             folders.setdefault(str(path.parent), {}).setdefault(split, []).append(name)
-    whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
-    whole = [folder for folder in whole if not folder.endswith(_MMF_ANNOTATIONS)] or whole
-    if len(whole) > 1:
-        several = f"{source}: several datasets are in it: {summarize_list(whole)}"
-        raise DatasetError(several, hint="convert one of them, as a folder or archive of its own")
-    best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
-    chosen = {split: min(best[split], key=_is_table) for split in SPLITS if split in best}
-    rest = (name for found in best.values() for name in found)
-    return chosen, tuple(name for name in rest if name not in chosen.values())
+    datasets = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
+    datasets = [folder for folder in datasets if not folder.endswith(_MMF_ANNOTATIONS)] or datasets
+    if len(datasets) > 1:
+        message = f"{source}: contains several datasets: {summarize_list(datasets)}"
+        raise DatasetError(message, hint="convert one of them as a separate folder or archive")
+    candidates = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
+    chosen = {split: min(candidates[split], key=_is_table) for split in SPLITS if split in candidates}
+    other_files = (name for files in candidates.values() for name in files)
+    return chosen, tuple(name for name in other_files if name not in chosen.values())
 
 
 def _is_table(name: str) -> bool:
@@ -211,7 +234,7 @@ def _is_table(name: str) -> bool:
 
 
 def _is_litter(name: str) -> bool:
-    """Whether macOS has put this beside the real files, or mmfw has."""
+    """Return whether macOS or mmfw created this member."""
     parts = name.split("/")
     return parts[0] == "__MACOSX" or parts[-1].startswith("._") or any(p.startswith(".mmfw-") for p in parts)
 

@@ -1,6 +1,6 @@
-"""The file of predictions that the challenge takes: ``id,proba,label``, one row a meme.
+"""Prediction files in the challenge's format: ``id,proba,label``, one row per meme.
 
-It is written, read, and checked as the challenge does, with a list of everything that is wrong with it.
+They are written, read and checked by the challenge's rules, with a list of all problems.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mmf_win.errors import DataError
 from mmf_win.files import atomic_replace, require_no_special_file
 
 COLUMNS = ("id", "proba", "label")
-#: A problem of those who read by place; whoever reads by id can score the file.
-WRONG_ORDER = "its rows are in another order than the annotations"
+#: A problem for programs that read by position; those that read by id can score the file.
+WRONG_ORDER = "rows are not in the order of the annotations"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row of a prediction file: the probability that meme ``id`` is hateful, and the label chosen."""
+    """Row of a prediction file: probability that the meme ``id`` is hateful, and the predicted label."""
 
     id: str
     proba: float
@@ -33,26 +33,38 @@ class Prediction:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The rows of a CSV of ``id``, ``proba`` and ``label``; a DataError where one is missing or no number."""
+    """Read a prediction file.
+
+    Returns:
+        The rows, in order.
+
+    Raises:
+        DataError: A column is missing, or a value is not a number.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
         except KeyError as error:
-            raise DataError(f"{path}: not a prediction file (there is no column {error})") from None
+            raise DataError(f"{path}: not a prediction file (no column {error})") from None
         except (TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
-    if broken := [(row.id, n) for n, row in enumerate(rows, 2) if not math.isfinite(row.proba)]:
-        first = "first id {}, line {}".format(*broken[0])
-        message = f"{path}: the model's output for {len(broken)} memes is not a number ({first})"
-        raise DataError(message, hint="the training has diverged; train again with a smaller learning rate")
+    if not_finite := [(row.id, n) for n, row in enumerate(rows, 2) if not math.isfinite(row.proba)]:
+        first = "first id {}, line {}".format(*not_finite[0])
+        message = f"{path}: the model's output for {len(not_finite)} memes is not a number ({first})"
+        raise DataError(message, hint="train again with a smaller learning rate; the training has diverged")
     return rows
 
 
 def order_by_ids(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Prediction]:
-    """``predictions`` in the order of ``ids``, each exactly once.
+    """Return the predictions in the order of ``ids``, each exactly once.
 
-    A repeated row is dropped when it says the same as the first. Raises DataError where an id is missing,
-    unknown, or predicted twice with different results.
+    Repeated rows with the same probability are dropped.
+
+    Returns:
+        One prediction per id.
+
+    Raises:
+        DataError: An id is missing, unknown, repeated, or predicted twice with different probabilities.
     """
     by_id: dict[str, Prediction] = {}
     for row in predictions:
@@ -65,27 +77,36 @@ def order_by_ids(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[
         "unknown": [i for i in by_id if i not in counts],
         "repeated in the annotations": [i for i, n in counts.items() if n > 1],
     }
-    found = [f"{len(some)} ids {what} (first {some[0]})" for what, some in problems.items() if some]
-    if found:
-        raise DataError("the predictions do not fit the annotations: " + ", ".join(found))
+    messages = [
+        f"{len(affected)} ids {problem} (first {affected[0]})"
+        for problem, affected in problems.items()
+        if affected
+    ]
+    if messages:
+        raise DataError("the predictions do not match the annotations: " + ", ".join(messages))
     return [by_id[i] for i in ids]
 
 
 def read_mmf_probabilities(folder: Path, ids: Sequence[str]) -> list[float]:
-    """The probabilities in the one file of predictions that MMF wrote to a folder, in the order of ``ids``.
+    """Read the probabilities from MMF's single prediction file in a folder, in the order of ``ids``.
 
-    MMF repeats and reorders rows when several GPUs predict (its sampler fills up the last batch), and names
-    no row that it lost. Raises DataError where ids are missing, repeated or unknown, or a probability is not
-    a number.
+    MMF repeats and reorders rows when several GPUs predict (its sampler fills the last batch), and does not
+    report lost rows.
+
+    Returns:
+        One probability per id.
+
+    Raises:
+        DataError: Ids are missing, repeated or unknown, or a probability is not a number.
     """
-    raw = sorted(folder.glob("*.csv"))
-    if len(raw) != 1:
-        raise DataError(f"{folder.parent}: MMF wrote {len(raw)} prediction files instead of one")
-    return [row.proba for row in order_by_ids(read_predictions(raw[0]), ids)]
+    files = sorted(folder.glob("*.csv"))
+    if len(files) != 1:
+        raise DataError(f"{folder.parent}: MMF wrote {len(files)} prediction files instead of one")
+    return [row.proba for row in order_by_ids(read_predictions(files[0]), ids)]
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write a challenge submission, with ``\\n`` line ends on every system."""
+    r"""Write a challenge submission, with ``\n`` line ends on every system."""
     with atomic_replace(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -93,12 +114,18 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Sequence[str] = ()) -> list[str]:
-    """Everything that is wrong with a submission, a line each with the first places.
+    """Check a submission, and return one line for each kind of problem.
 
-    ``ids`` are those of the split's annotation file, in its order, as :attr:`AnnotationRow.display_id` has
-    them, and ``left_out`` those of the full split that were left out when the dataset was converted. Raises
-    DataError
-    where the file cannot be read, or is no CSV file in UTF-8.
+    Args:
+        path: The submission.
+        ids: :attr:`AnnotationRow.display_id` of the rows of the annotation file, in its order.
+        excluded_ids: Ids of the full split that were excluded when the dataset was converted.
+
+    Returns:
+        The problems with the first places.
+
+    Raises:
+        DataError: The file cannot be read as CSV in UTF-8.
     """
     try:
         require_no_special_file(path)
@@ -110,29 +137,33 @@ def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Seque
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if header != list(COLUMNS):
-        return [f"its first line must be {','.join(COLUMNS)}"]
-    needed = {*ids, *excluded_ids}
-    found: list[str] = []
-    wrong: dict[str, list[str]] = defaultdict(list)
+        return [f"the first line must be {','.join(COLUMNS)}"]
+    expected_ids = {*ids, *excluded_ids}
+    found_ids: list[str] = []
+    places_by_problem: dict[str, list[str]] = defaultdict(list)
     for line, row in rows:
-        id_ = row["id"]  # the release has 08291 where MMF writes 8291
-        found.append(id_ if id_ in needed else re.sub("^0+(?=[0-9]+$)", "", id_))
+        id_ = row["id"]  # 08291 in the release, 8291 in MMF's output
+        found_ids.append(id_ if id_ in expected_ids else re.sub("^0+(?=[0-9]+$)", "", id_))
         if None in row:
-            wrong["lines with too many values"].append(line)
+            places_by_problem["lines with too many values"].append(line)
         if not _is_probability(row["proba"]):
-            wrong["lines whose proba is not a number from 0 to 1"].append(line)
+            places_by_problem["lines whose proba is not a number from 0 to 1"].append(line)
         if row["label"] not in ("0", "1"):
-            wrong["lines whose label is neither 0 nor 1"].append(line)
-    counts = Counter(found)
-    wrong["missing ids"] = [id_ for id_ in [*ids, *excluded_ids] if id_ not in counts]
-    wrong["ids that are not of this split"] = [id_ for id_ in counts if id_ not in needed]
-    wrong["ids that are there more than once"] = [id_ for id_, count in counts.items() if count > 1]
-    told = [f"{what} ({len(places)}): {summarize_list(places)}" for what, places in wrong.items() if places]
-    # The place of those that were left out is not known.
-    return told or [WRONG_ORDER] * ([id_ for id_ in found if id_ not in excluded_ids] != list(ids))
+            places_by_problem["lines whose label is neither 0 nor 1"].append(line)
+    counts = Counter(found_ids)
+    places_by_problem["missing ids"] = [id_ for id_ in [*ids, *excluded_ids] if id_ not in counts]
+    places_by_problem["ids that are not in this split"] = [id_ for id_ in counts if id_ not in expected_ids]
+    places_by_problem["duplicate ids"] = [id_ for id_, count in counts.items() if count > 1]
+    problems = [
+        f"{problem} ({len(lines)}): {summarize_list(lines)}"
+        for problem, lines in places_by_problem.items()
+        if lines
+    ]
+    # The positions of excluded ids are unknown.
+    return problems or [WRONG_ORDER] * ([id_ for id_ in found_ids if id_ not in excluded_ids] != list(ids))
 
 
 def _is_probability(text: str) -> bool:
     with suppress(ValueError):
-        return 0 <= float(text) <= 1  # which NaN is not
+        return 0 <= float(text) <= 1  # False for NaN
     return False

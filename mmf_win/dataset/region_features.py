@@ -1,4 +1,4 @@
-"""Region features: from MMF's ``features.tar.gz`` to the place where MMF looks for them."""
+"""Region features: unpacking MMF's ``features.tar.gz``, and finding LMDBs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,25 @@ def extract_features(
     force: bool = False,
     require_harmless: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """Unpack the LMDB of region features that an archive or folder holds somewhere, and return its folder.
+    """Unpack the LMDB of region features from an archive or folder.
 
     Args:
-        version: of MMF's download; with it MMF's own marker is written, so that it downloads nothing.
-        force: replace features that came from elsewhere.
-        require_harmless: is given the LMDB before it takes its place, and may refuse it.
+        archive: Archive or folder that contains the LMDB at any depth.
+        places: Folders of MMF.
+        version: Version of MMF's download; with it, MMF's marker is written, so that MMF downloads nothing.
+        ask: Returns the password of an encrypted archive.
+        force: Replace features from another source.
+        require_harmless: Called with the LMDB before it is installed; may raise ``UnsafeFeaturesError``.
+
+    Returns:
+        The LMDB's folder.
 
     Raises:
-        ArchiveError: the archive is damaged, hostile or none at all.
-        DatasetError: there are no features in it, hostile ones, or others are in place already.
-        PasswordError: the password is missing or wrong; nothing was written.
-        ResourceError: they do not fit on the disk; nothing was written.
+        ArchiveError: The archive is damaged or unsafe, or not an archive.
+        DatasetError: The archive contains no features, or other features already exist.
+        UnsafeFeaturesError: The features could run code.
+        PasswordError: The password is missing or wrong; nothing was written.
+        ResourceError: The features do not fit on the disk; nothing was written.
     """
     if not archive.exists():
         raise ArchiveError(f"{archive}: no such file or folder")
@@ -50,15 +57,15 @@ def extract_features(
     if not force and (features / _LMDB_DATA).exists():
         manifest = Manifest.load(features)
         if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
-            already = f"{features / _LMDB_DATA}: there are features already"
-            message = f"{already}, and not known to be made from this archive"
-            raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
+            location = f"{features / _LMDB_DATA}: features already exist"
+            message = f"{location} and are not known to come from this archive"
+            raise DatasetError(message, hint="replace them with --force, or choose another --data-dir")
 
-    def check(new: Path) -> None:
-        if not (new / _LMDB_DATA).is_file():
-            hint = "MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz"
-            raise DatasetError(f"{archive}: there is no {_LMDB_DATA} in it", hint=hint)
-        lmdb = (new / _LMDB_DATA).parent
+    def validate(folder: Path) -> None:
+        if not (folder / _LMDB_DATA).is_file():
+            hint = "use MMF's archive of region features, features.tar.gz or features_2020_10_01.tar.gz"
+            raise DatasetError(f"{archive}: contains no {_LMDB_DATA}", hint=hint)
+        lmdb = (folder / _LMDB_DATA).parent
         try:
             require_harmless(lmdb)
         except UnsafeFeaturesError as error:
@@ -66,7 +73,7 @@ def extract_features(
 
     try:
         extract_verified(
-            archive, features, ask=ask, choose=choose_features, validate=check, obsolete_paths=[marker]
+            archive, features, ask=ask, choose=choose_features, validate=validate, obsolete_paths=[marker]
         )
     except ArchiveError as error:
         if isinstance(error.hint, CommandHint):
@@ -78,40 +85,44 @@ def extract_features(
 
 
 def choose_features(member: str) -> str | None:
-    """The LMDB's data, wherever it is in an archive.
+    """Return the target name of the LMDB's data, at any depth of an archive, or None for other members.
 
-    Its other file, ``lock.mdb``, is LMDB's own business: it makes one when it wants it.
+    LMDB creates its other file, ``lock.mdb``, when it needs one.
+
+    Returns:
+        The target name, or None to skip the member.
     """
     return _LMDB_DATA if f"/{member}".endswith(f"/{_LMDB_DATA}") else None
 
 
 def find_lmdb(path: Path) -> Path:
-    """The LMDB that a user names by its folder, or by the one that it lies in.
+    """Return the LMDB at a path: the path itself or a folder in it.
 
-    Raises DatasetError where there is none, or MMF would not take it for one.
+    Raises:
+        DatasetError: There is no LMDB or more than one, or its name does not end in ``.lmdb``.
     """
     path = expand_home(path).absolute()
-    inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
-    found = list(dict.fromkeys(folder for folder in inside if (folder / "data.mdb").is_file()))
-    if not found:
-        hint = "`mmfw features add FOLDER -o LMDB` makes some"
-        raise DatasetError(f"{path}: there is no LMDB of region features", hint=hint)
-    lmdb = found[0]
-    if len(found) > 1 and lmdb != path:
-        raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {lmdb}")
+    candidates = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
+    lmdbs = list(dict.fromkeys(folder for folder in candidates if (folder / "data.mdb").is_file()))
+    if not lmdbs:
+        hint = "run `mmfw features add FOLDER -o LMDB` to build one"
+        raise DatasetError(f"{path}: no LMDB of region features found", hint=hint)
+    lmdb = lmdbs[0]
+    if len(lmdbs) > 1 and lmdb != path:
+        raise DatasetError(f"{path}: contains several LMDBs", hint=f"pass one of them, such as {lmdb}")
     if lmdb.suffix != ".lmdb":
-        raise DatasetError(f"{lmdb}: MMF takes only a folder whose name ends in .lmdb", hint="rename it")
+        raise DatasetError(f"{lmdb}: MMF requires a folder name that ends in .lmdb", hint="rename it")
     return lmdb
 
 
 def mark_built(marker: Path, version: ZooVersion | None) -> None:
-    """Write what MMF's ``mark_done`` would (mmf/utils/download.py), unless it stands there."""
+    """Write the same file as MMF's ``mark_done`` (mmf/utils/download.py), unless it exists."""
     if not marker.is_file() or read_built_version(marker) != version:
         write_json(marker, {"created_at": str(datetime.now()), "version": version})
 
 
 def read_built_version(marker: Path) -> ZooVersion | None:
-    """The version in a ``.built.json``; None where there is none."""
+    """Return the version in a ``.built.json``, or None if there is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         if isinstance(version := read_json(marker)["version"], (str, float)):
             return version

@@ -91,9 +91,9 @@ CASES: dict[Callable[[Path], Path], str] = {
     by_deflate64: "it is compressed by Deflate64, which mmfw does not read",
     split: "it is one part of a split archive",
     one_of_two: "images are missing",
-    both_of_two: "there is no train.jsonl",
-    other_of_two: "there is no train.jsonl",
-    without_images: "there are annotations in it, but no images",
+    both_of_two: "no train.jsonl",
+    other_of_two: "no train.jsonl",
+    without_images: "contains annotations but no images",
     twice_packed: "there is no tar in it",
     with_a_clash: "its name is not legal on Windows",
 }
@@ -125,7 +125,7 @@ def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmf
     path = one_of_two(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
-    assert "hint: get a complete copy, or use --allow-missing to leave these memes out" in mmfw.err
+    assert "hint: get a complete copy, or exclude these memes with --allow-missing" in mmfw.err
 
 
 def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(

@@ -50,7 +50,7 @@ def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, m
     check(mmfw, data_dir, "id,proba,label\n00003,0.1,0\n1,0.2,0\n2,0.9,1\n", split="test_seen")
     assert mmfw.err.endswith("right for test_seen\n")
     found = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
-    assert "warning: its rows are in another order" in mmfw.err
+    assert "warning: rows are not in the order" in mmfw.err
     assert found["usable"] is True and found["problems"]
 
 
@@ -88,7 +88,7 @@ def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: Mmfw
     archive = hostile_archives.write_zip(user_dir / "copy.zip", members)
     convert(archive, MmfPaths.resolve(copy), allow_missing=True)
     found = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
-    assert found["problems"] == ["ids that are not of this split (1): 1"]
+    assert found["problems"] == ["ids that are not in this split (1): 1"]
     check(mmfw, copy, csv_of([14]), code=3)
     assert "2 memes of test_unseen" in mmfw.err
     words = split_command(mmfw.err[mmfw.err.rindex("mmfw convert") :].strip())[1:]

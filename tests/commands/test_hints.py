@@ -125,7 +125,7 @@ ELSEWHERE = {
     "inputs/check: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "dataset/annotations: mmfw convert": "test_the_dataset_is_made_where_it_was_missed",
-    "doctor/verify: mmfw convert": "test_verify_names_pictures_that_an_earlier_version_took",
+    "doctor/verify: mmfw convert": "test_verify_reports_unusable_images_accepted_by_an_earlier_version",
     "runs/folder: mmfw train": "test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says",
     "runs/folder: mmfw report": "test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it",
     "runs/folder: mmfw runs": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",

@@ -105,11 +105,11 @@ def test_image_refuses_what_is_about_files_of_predictions(
         (["runs", "list"], 2, "no such command list\nhint: `mmfw runs` alone"),
         (["predict", "a.b=1", RUN], 2, "give names first"),
         ([*CHECK, "test_seen"], 3, "no.csv: No such file"),
-        ([*CHECK, "dev_seen,test_seen"], 3, "give --split once for each"),
+        ([*CHECK, "dev_seen,test_seen"], 3, "pass --split once per split"),
         (["check-submission", "data", "--data-dir", "data", "--split", "train"], 2, "data"),
         ([*CHECK, "test_seen.jsonl"], 3, "did you mean test_seen"),
         ([*CHECK, f"{DEFAULTS}/annotations/test_seen.jsonl"], 3, "did you mean test_seen"),
-        ([*CHECK, "tset_seen"], 3, "did you mean test_seen? there are: train"),
+        ([*CHECK, "tset_seen"], 3, "did you mean test_seen? use one of: train"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -1,4 +1,4 @@
-"""What the tests of the dataset share."""
+"""Fixtures of the dataset tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.worlds.memes import dataset_files, make_encrypted_zip
 
 @pytest.fixture
 def archive(user_dir: Path) -> Path:
-    """The second phase in an encrypted zip."""
+    """Return an encrypted zip of the second phase."""
     return make_encrypted_zip(user_dir / "hateful memes 恶意.zip", dataset_files())
 
 
 def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[FileProblem] | None:
-    """What is wrong with a dataset that was converted; None where no conversion has finished."""
+    """Return the damaged files of a converted dataset, or None if no conversion has finished."""
     manifest = Manifest.load(paths.root)
     return manifest and find_damage(manifest, full=full)

@@ -1,4 +1,4 @@
-"""Annotation files: what is read, what is refused, and which of them MMF gets."""
+"""Annotation files: reading, errors, and the choice of splits for MMF."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: P
         ('{"id": 1, "img": "img/1.png", "text": "", "label": NaN}', '"label"'),
     ],
 )
-def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
+def test_invalid_line_is_reported_with_its_number(line: str, reason: str, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(f"{GOOD}\n{line}\n", encoding="utf-8")
     with pytest.raises(DatasetError, match=reason) as caught:
@@ -75,7 +75,7 @@ def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
     assert f"{path}:3: " in str(caught.value)
 
 
-def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
+def test_long_values_are_shortened_in_errors(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(json.dumps({"id": "cat" * 10_000, "img": "img/1.png", "text": ""}), encoding="utf-8")
     with pytest.raises(DatasetError, match=r'"id" must be .*, not "catcat') as caught:
@@ -83,7 +83,7 @@ def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
     assert len(str(caught.value)) < len(str(path)) + 200
 
 
-def test_a_file_that_is_not_there(user_dir: Path) -> None:
+def test_missing_annotation_file_is_an_error(user_dir: Path) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl"):
         len(AnnotationFile(user_dir / "train.jsonl").lines)
 
@@ -97,7 +97,7 @@ def on_disk(root: Path, *splits: str) -> DatasetPaths:
 
 
 @pytest.mark.parametrize(
-    ("there", "val", "test"),
+    ("existing", "val", "test"),
     [
         (["train", "dev", "test"], "dev", "test"),
         (["train", "dev_seen", "dev_unseen", "test_seen", "test_unseen"], "dev_unseen", "test_unseen"),
@@ -106,32 +106,30 @@ def on_disk(root: Path, *splits: str) -> DatasetPaths:
         (["train", "dev"], "dev", "test_unseen"),
     ],
 )
-def test_the_later_phase_wins_and_what_is_there_is_used(
-    there: list[str], val: str, test: str, user_dir: Path
-) -> None:
-    paths = on_disk(user_dir, *there)
+def test_splits_of_phase_2_are_preferred(existing: list[str], val: str, test: str, user_dir: Path) -> None:
+    paths = on_disk(user_dir, *existing)
     assert choose_splits(paths) == {"train": "train", "val": val, "test": test}
 
 
 @pytest.mark.parametrize(
-    ("there", "missing"),
+    ("existing", "missing"),
     [
         ([], "no Hateful Memes dataset"),
-        (["dev", "test"], r"annotations: there is no train\.jsonl"),
+        (["dev", "test"], r"annotations: train\.jsonl not found"),
         (["train", "test"], "validation"),
     ],
 )
-def test_without_something_to_train_or_validate_on_there_is_no_choice(
-    there: list[str], missing: str, user_dir: Path
+def test_missing_training_or_validation_split_is_an_error(
+    existing: list[str], missing: str, user_dir: Path
 ) -> None:
     with pytest.raises(DatasetError, match=missing):
-        choose_splits(on_disk(user_dir, *there))
+        choose_splits(on_disk(user_dir, *existing))
 
 
-def test_a_split_is_a_name_and_no_path(tmp_path: Path) -> None:
+def test_split_is_a_name_and_not_a_path(tmp_path: Path) -> None:
     paths = on_disk(tmp_path, "test_seen")
     assert require_split(paths, "test_seen") == paths.annotation_file("test_seen")
-    with pytest.raises(DatasetError, match="there is no such split"):
+    with pytest.raises(DatasetError, match="no such split"):
         require_split(paths, "../annotations/test_seen")
 
 
@@ -147,7 +145,7 @@ LIST = f"[\n  {GOOD.strip()},\n  {GOOD.strip().replace('8291,', '7,')}\n]\n"
         pytest.param((GOOD + "\r\n" + GOOD.replace("8291,", "7,")).encode(), id="a blank line"),
     ],
 )
-def test_other_forms_are_read(content: bytes, user_dir: Path) -> None:
+def test_other_file_formats_are_read(content: bytes, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_bytes(content)
     assert [(row.id, row.text, row.label) for row in read_annotations(path)] == [
@@ -159,7 +157,7 @@ def test_other_forms_are_read(content: bytes, user_dir: Path) -> None:
     assert path.read_bytes() == GOOD.replace("8291,", "7,").encode()
 
 
-def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
+def test_mmf_gets_labels_for_all_rows_or_none(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     unknown = GOOD.replace('"label": 1', '"label": null').replace("8291,", "7,")
     path.write_text(GOOD + unknown, encoding="utf-8")
@@ -170,7 +168,7 @@ def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (GOOD.encode("utf-16"), "UTF-16"),
         (b"id,img,label,text\n1,img/00001.png,0,a\n", "CSV"),
@@ -181,9 +179,9 @@ def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
         (b"caf\xe9", "not a text file in UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_named_for_what_it_is(content: bytes, said: str, user_dir: Path) -> None:
+def test_unreadable_file_is_reported_with_its_cause(content: bytes, message: str, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match=said) as caught:
+    with pytest.raises(DatasetError, match=message) as caught:
         read_annotations(path)
     assert str(path) in str(caught.value)

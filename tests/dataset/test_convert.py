@@ -1,4 +1,4 @@
-"""From an archive, in any shape that people have, to MMF's layout; all of it or nothing."""
+"""Conversion of archives in many forms to MMF's layout, completely or not at all."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_both_phases_under_any_top_folder(
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(files)
 
 
-def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(
-    archive: Path, mmf_paths: MmfPaths
-) -> None:
+def test_conversion_result_and_unchanged_archive(archive: Path, mmf_paths: MmfPaths) -> None:
     before = archive.read_bytes(), archive.stat().st_mtime_ns
     result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert result.splits == {
@@ -82,7 +80,7 @@ def test_a_conversion_writes_the_manifest(archive: Path, mmf_paths: MmfPaths) ->
     run_program("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=mmf_paths.dataset.root)
 
 
-def test_what_was_just_converted_is_not_read_again(
+def test_just_converted_files_are_not_read_again(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(archive, (1_600_000_000, 1_600_000_000))
@@ -114,7 +112,7 @@ def test_a_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_links_in_a_folder_are_followed(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = write_tree(dataset_files(), user_dir / "unpacked")
     picture = next(files.rglob("00001.png"))
     elsewhere = picture.rename(user_dir / "elsewhere.png")
@@ -123,7 +121,7 @@ def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, mmf_paths: Mmf
     convert(files, mmf_paths)
     assert convert(files, mmf_paths).already_done
     elsewhere.write_bytes(next(files.rglob("00002.png")).read_bytes())
-    with pytest.raises(DatasetError, match="not known to be made from this"):
+    with pytest.raises(DatasetError, match="not known to come from this"):
         convert(files, mmf_paths)
     convert(files, mmf_paths, force=True)
     copy = mmf_paths.dataset.images / "img" / "00001.png"
@@ -164,7 +162,7 @@ def test_litter_of_macos_is_ignored(user_dir: Path, mmf_paths: MmfPaths) -> None
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_extra_images_are_kept_and_counted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {**dataset_files(), "hateful_memes/img/99999.png": image(99999)}
     result = convert(make_encrypted_zip(user_dir / "a.zip", files), mmf_paths, ask=lambda: PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
@@ -174,7 +172,7 @@ def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, m
 # --- half an image set -----------------------------------------------------------------------------------
 
 
-def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_out(
+def test_missing_images_are_counted_per_split_and_can_be_excluded(
     user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     half = make_encrypted_zip(user_dir / "as on mirrors.zip", without_images(dataset_files(), [1, 2, 8, 16]))
@@ -211,7 +209,7 @@ def test_a_second_conversion_does_nothing(
     assert convert(archive, mmf_paths).already_done
 
 
-def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
+def test_another_dataset_is_replaced_only_by_a_successful_forced_conversion(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     old = dataset_files(PHASE_1_SPLITS)
@@ -233,13 +231,13 @@ def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
     assert verify_dataset(mmf_paths.dataset) == []
 
 
-def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_dataset_converted_by_mmf_is_not_overwritten(archive: Path, mmf_paths: MmfPaths) -> None:
     write_tree(mmf_layout(dataset_files(PHASE_1_SPLITS)), mmf_paths.dataset.root)
-    with pytest.raises(DatasetError, match="there is a dataset already"):
+    with pytest.raises(DatasetError, match="a dataset already exists"):
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
 
 
-def test_force_keeps_what_is_not_images_or_annotations(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_force_keeps_features_and_other_files(archive: Path, mmf_paths: MmfPaths) -> None:
     others = {
         "features/detectron.lmdb/data.mdb": b"features",
         "extras/vocabs/vocabulary_100k.txt": b"words",
@@ -251,7 +249,7 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, mmf_paths:
     assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **others}
 
 
-def test_force_keeps_the_users_images_also_where_the_list_was_edited(
+def test_force_keeps_user_images_even_if_the_manifest_was_edited(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     convert(
@@ -261,25 +259,23 @@ def test_force_keeps_the_users_images_also_where_the_list_was_edited(
     )
     with (mmf_paths.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
         sums.write("# a note\n")
-    own = mmf_paths.dataset.images / "img" / "mine.png"
-    own.write_bytes(b"mine")
+    user_image = mmf_paths.dataset.images / "img" / "mine.png"
+    user_image.write_bytes(b"mine")
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
-    assert own.read_bytes() == b"mine"
+    assert user_image.read_bytes() == b"mine"
 
 
-def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(
-    archive: Path, mmf_paths: MmfPaths
-) -> None:
-    own = {**mmf_layout(dataset_files(PHASE_1_SPLITS)), "images/img/mine.png": b"mine"}
-    write_tree(own, mmf_paths.dataset.root)
+def test_force_refuses_to_remove_images_of_unknown_origin(archive: Path, mmf_paths: MmfPaths) -> None:
+    files = {**mmf_layout(dataset_files(PHASE_1_SPLITS)), "images/img/mine.png": b"mine"}
+    write_tree(files, mmf_paths.dataset.root)
     with pytest.raises(DatasetError, match=r"mine\.png"):
         convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
-    assert read_tree(mmf_paths.dataset.root) == own
+    assert read_tree(mmf_paths.dataset.root) == files
     (mmf_paths.dataset.images / "img").rename(mmf_paths.data_dir / "kept")  # as the hint says
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
 
 
-def test_a_move_that_fails_puts_everything_back(
+def test_failed_move_restores_the_old_dataset(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = dataset_files(PHASE_1_SPLITS)
@@ -309,7 +305,7 @@ def test_two_conversions_at_once_do_not_mix(archive: Path, mmf_paths: MmfPaths) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses a lock for no other reason")
-def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
+def test_disk_without_locks_is_not_reported_as_another_process(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
@@ -317,8 +313,8 @@ def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
 
 
-def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    """A JSON list with indents and a byte order mark."""
+def test_annotations_in_other_formats_are_not_changed(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    """The annotations are a JSON list with indentation and a byte order mark."""
     files = dataset_files()
     for name, content in files.items():
         if name.endswith(".jsonl"):

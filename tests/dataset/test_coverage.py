@@ -1,4 +1,4 @@
-"""How much of a split there is, after real conversions of copies that lack images."""
+"""Coverage of splits after real conversions of copies that lack images."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_
 
 
 def coverage(dataset: DatasetPaths, split: str) -> Coverage:
-    """How much of a split on disk there is."""
+    """Return the coverage of a split on disk."""
     return load_coverage(dataset, AnnotationFile(dataset.annotation_file(split)))
 
 
 @pytest.fixture
 def dataset(user_dir: Path, mmf_paths: MmfPaths) -> DatasetPaths:
-    """A dataset that was converted from a copy without four of its images."""
+    """Return a dataset that was converted from a copy without four of its images."""
     archive = hostile_archives.write_zip(user_dir / "copy.zip", without_images(dataset_files(), LACKING))
     convert(archive, mmf_paths, allow_missing=True)
     return mmf_paths.dataset
 
 
-def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    files, gone = incomplete_dataset_files()
+def test_coverage_of_a_typical_incomplete_copy(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files, missing_ids = incomplete_dataset_files()
     result = convert(write_tree(files, user_dir / "copy"), mmf_paths, allow_missing=True)
-    found = {split: str(coverage(mmf_paths.dataset, split)) for split in result.splits}
-    assert found == {
+    coverages = {split: str(coverage(mmf_paths.dataset, split)) for split in result.splits}
+    assert coverages == {
         "train": "20 rows of train",
         "dev_seen": "398 of 500 rows of dev_seen",
         "dev_unseen": "433 of 540 rows of dev_unseen",
@@ -46,14 +46,14 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmf_paths: M
     }
     summaries = {
         split: load_split_summary(mmf_paths.dataset, AnnotationFile(mmf_paths.dataset.annotation_file(split)))
-        for split in gone
+        for split in missing_ids
     }
-    assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == gone
+    assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == missing_ids
     again = convert(user_dir / "copy", mmf_paths)
     assert again.already_done and again.splits == result.splits
 
 
-def test_a_complete_copy_takes_the_place_of_the_other(
+def test_complete_copy_replaces_an_incomplete_one(
     dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
@@ -62,7 +62,7 @@ def test_a_complete_copy_takes_the_place_of_the_other(
 
 
 @pytest.mark.parametrize("split", ["dev_seen", "dev_unseen"])
-def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetPaths, split: str) -> None:
+def test_coverage_of_a_changed_file_is_unknown(dataset: DatasetPaths, split: str) -> None:
     file = dataset.annotation_file(split)
     file.write_bytes(file.read_bytes().replace(b'"label": 1', b'"label": 0'))  # of the same size
     assert coverage(dataset, split).full_rows is None
@@ -73,7 +73,7 @@ def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetP
     )
 
 
-def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
+def test_coverage_of_user_splits_and_unconverted_datasets_is_unknown(
     dataset: DatasetPaths, user_dir: Path
 ) -> None:
     dataset.annotation_file("mine").write_bytes(dataset.annotation_file("dev_unseen").read_bytes())
@@ -85,7 +85,7 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
 
 
 @pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": None}])
-def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
+def test_coverage_is_unknown_if_the_result_lacks_the_split(
     dataset: DatasetPaths, result: dict[str, Any]
 ) -> None:
     manifest = Manifest.load(dataset.root)
@@ -95,7 +95,7 @@ def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
 
 
 def change_summary(paths: DatasetPaths, **values: object) -> None:
-    """Change what the conversion remembers of dev_seen; None removes a field."""
+    """Change the recorded summary of dev_seen; None removes a field."""
     manifest = Manifest.load(paths.root)
     assert manifest is not None
     splits = manifest.result["splits"]
@@ -103,7 +103,7 @@ def change_summary(paths: DatasetPaths, **values: object) -> None:
     replace(manifest, result={**manifest.result, "splits": {**splits, "dev_seen": summary}}).save()
 
 
-def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
+def test_unknown_fields_of_a_later_version_are_ignored(
     dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     change_summary(dataset, of="a later mmfw")
@@ -112,7 +112,7 @@ def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
 
 
 @pytest.mark.parametrize(("field", "value"), [("missing", None), ("missing", "two"), ("rows", None)])
-def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
+def test_record_without_a_required_field_is_an_error(
     dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths, field: str, value: object
 ) -> None:
     change_summary(dataset, **{field: value})
@@ -124,11 +124,11 @@ def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"split": "dev", "rows": None}, {"split": 1, "rows": 2}])
-def test_what_says_nothing_of_rows_is_not_read(value: object) -> None:
+def test_json_without_row_counts_is_ignored(value: object) -> None:
     assert Coverage.from_json(value) is None
 
 
-def test_what_is_read_may_have_other_keys_and_not_know_the_full_split() -> None:
+def test_extra_keys_are_ignored_and_the_full_split_may_be_unknown() -> None:
     read = Coverage.from_json({"split": "mine", "rows": 1593, "full_rows": None, "auroc": 0.7})
     assert read == Coverage("mine", 1593)
     assert read is not None and (str(read), read.split_label) == ("1,593 rows of mine", "mine")

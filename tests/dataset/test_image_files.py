@@ -1,4 +1,4 @@
-"""Files where pictures should be: those that cannot be used are named with the cause, before any training."""
+"""Unusable image files, which are reported with their cause before any training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NO_PICTURES = {
     "an empty file": b"",
     "a git-lfs pointer": POINTER,
     "a web page or a server's answer": b"<!DOCTYPE html><html><body>Sign in</body></html>",
-    "not a picture": b"see the other folder\n",
-    "a picture or video of a kind that is not read": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
+    "not an image": b"see the other folder\n",
+    "an unsupported image or video format": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
 }
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
 
 
 def encode(format_: str, **how: object) -> bytes:
-    """A noisy picture, as Pillow writes it."""
+    """Return a noisy image, as Pillow encodes it."""
     from PIL import Image
 
     noise, written = Image.effect_noise((90, 60), 50).convert("RGB"), io.BytesIO()
@@ -51,7 +51,7 @@ def is_read_by_pillow(content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("content", [b"\0\0\0\x18ftypheic" + bytes(90), bytes(500)], ids=["HEIC", "zeros"])
-def test_what_pillow_does_not_know_is_no_picture(content: bytes, tmp_path: Path) -> None:
+def test_unknown_format_is_not_an_image(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
     assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
@@ -70,7 +70,7 @@ def test_what_pillow_does_not_know_is_no_picture(content: bytes, tmp_path: Path)
     ids=["complete", "half", "end missing", "head", "junk after it", "zeros after it"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-def test_a_picture_is_refused_where_pillow_cannot_load_it(
+def test_image_is_refused_if_pillow_cannot_load_it(
     format_: str, damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     content = damage(encode(format_))
@@ -80,18 +80,18 @@ def test_a_picture_is_refused_where_pillow_cannot_load_it(
 
 
 @pytest.mark.parametrize("format_", ["PNG", "JPEG"])
-def test_a_download_of_the_right_size_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
+def test_image_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
     whole = encode(format_)
     (tmp_path / "a").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
-    assert (flaw := find_flaw(tmp_path / "a")) and flaw.description == "a picture that is cut off or damaged"
+    assert (flaw := find_flaw(tmp_path / "a")) and flaw.description == "a truncated or damaged image"
 
 
-def test_a_png_whose_line_ends_were_converted_is_refused(tmp_path: Path) -> None:
+def test_png_with_converted_line_ends_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(encode("PNG").replace(b"\r\n", b"\n"))
     assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
 
-def test_a_png_with_much_text_and_an_odd_end_is_usable_as_in_training(tmp_path: Path) -> None:
+def test_png_with_large_text_and_trailing_data_is_usable(tmp_path: Path) -> None:
     from PIL import PngImagePlugin
 
     text = PngImagePlugin.PngInfo()
@@ -100,7 +100,7 @@ def test_a_png_with_much_text_and_an_odd_end_is_usable_as_in_training(tmp_path: 
     assert (flaw := find_flaw(tmp_path / "a")) and flaw.is_usable
 
 
-def test_the_end_mark_of_a_thumbnail_is_not_that_of_its_jpeg(tmp_path: Path) -> None:
+def test_end_marker_of_a_thumbnail_does_not_complete_its_jpeg(tmp_path: Path) -> None:
     whole, thumbnail = encode("JPEG"), encode("JPEG", quality=5)
     with_thumbnail = b"\xff\xd8\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + whole[2:]
     (tmp_path / "a").write_bytes(with_thumbnail)
@@ -109,7 +109,7 @@ def test_the_end_mark_of_a_thumbnail_is_not_that_of_its_jpeg(tmp_path: Path) -> 
     assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
 
-def test_a_png_without_pixels_is_refused_and_one_of_a_single_pixel_is_not(tmp_path: Path) -> None:
+def test_png_without_pixels_is_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("L", (1, 1)).save(tmp_path / "a", "PNG")
@@ -120,16 +120,16 @@ def test_a_png_without_pixels_is_refused_and_one_of_a_single_pixel_is_not(tmp_pa
 
 
 @pytest.mark.parametrize("content", [encode("PNG")[:-12], encode("PNG") + b"junk"], ids=["no IEND", "junk"])
-def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
+def test_damaged_end_that_pillow_ignores_is_a_warning(
     content: bytes, user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {**dataset_files(), "hateful_memes/img/00002.png": content}
     assert convert(write_zip(user_dir / "a.zip", files), mmf_paths).splits["train"].rows == 6
-    assert "images that are damaged but can be read: 1 (img/00002.png: " in caplog.text
+    assert "images that are damaged but readable: 1 (img/00002.png: " in caplog.text
 
 
 @pytest.mark.parametrize("kind", NO_PICTURES)
-def test_what_is_no_picture_is_refused_as_a_missing_one_is(
+def test_file_that_is_not_an_image_is_refused_or_excluded(
     kind: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = {**dataset_files(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
@@ -137,7 +137,7 @@ def test_what_is_no_picture_is_refused_as_a_missing_one_is(
     with pytest.raises(DatasetError) as caught:
         convert(source, mmf_paths)
     assert str(caught.value) == f"{source}: images cannot be used: train 1 of 6 (img/00002.png: {kind})"
-    assert "use --allow-missing to leave these memes out" in str(caught.value.hint)
+    assert "exclude these memes with --allow-missing" in str(caught.value.hint)
     assert ("git lfs pull" in str(caught.value.hint)) == (kind == "a git-lfs pointer")
     assert not mmf_paths.dataset.annotations.exists()
 
@@ -148,7 +148,7 @@ def test_what_is_no_picture_is_refused_as_a_missing_one_is(
     assert not (mmf_paths.dataset.images / "img/00002.png").exists()
 
 
-def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_annotations_of_usable_images_are_repaired(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {**dataset_files(), "hateful_memes/img/00002.png": b""}
     convert(write_zip(user_dir / "a.zip", files), mmf_paths, allow_missing=True)
     mmf_paths.dataset.annotation_file("train").write_bytes(b"damaged")
@@ -156,7 +156,7 @@ def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, mmf_paths: 
     assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_split_without_any_usable_image_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1_SPLITS["dev"]}
     path = write_zip(user_dir / "a.zip", {**dataset_files(PHASE_1_SPLITS), **gone})
     with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
@@ -165,7 +165,9 @@ def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, mmf_
     assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_verify_reports_unusable_images_accepted_by_an_earlier_version(
+    user_dir: Path, mmf_paths: MmfPaths
+) -> None:
     convert(write_zip(user_dir / "a.zip", dataset_files()), mmf_paths)
     (finding,) = verify_parts(["dataset"], mmf_paths)
     assert finding.state == "intact"

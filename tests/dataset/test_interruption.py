@@ -1,4 +1,4 @@
-"""A conversion that is interrupted or killed leaves nothing that looks finished; the next one succeeds."""
+"""Interrupted and killed conversions, which leave nothing that looks complete and can be run again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("press", [lambda patch: interrupt_after(5, patch), while_bytes_are_written])
-def test_ctrl_c_stops_at_once_and_leaves_nothing_that_looks_finished(
+def test_ctrl_c_leaves_nothing_that_looks_complete(
     archive: Path,
     mmf_paths: MmfPaths,
     press: Callable[[pytest.MonkeyPatch], None],
@@ -70,7 +70,7 @@ convert(Path({archive!r}), MmfPaths.resolve(Path({data!r}), Path("save")), ask=l
 """
 
 
-def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
+def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = _DIE.format(archive=str(archive), data=str(mmf_paths.data_dir), password=PASSWORD)
@@ -97,21 +97,19 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
 
 
 @pytest.mark.parametrize("kind", ["force", "features"])
-def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
-    kind: str, user_dir: Path
-) -> None:
+def test_kill_at_any_installation_step_leaves_no_partial_result(kind: str, user_dir: Path) -> None:
     installation = make_install_commands(user_dir)[kind]
     _, moves = installation.find_steps()
     for step in moves if sys.platform != "win32" else moves[::5]:  # where a process takes seconds to start
         assert installation.check_kill_at_step(step), f"the command ended before step {step}"
 
 
-def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
+def test_interrupt_after_any_move_of_a_forced_conversion_loses_no_image(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    own = mmf_paths.dataset.images / "img" / "mine.png"
-    own.write_bytes(b"mine")
+    user_image = mmf_paths.dataset.images / "img" / "mine.png"
+    user_image.write_bytes(b"mine")
     complete = {**mmf_layout(dataset_files()), "images/img/mine.png": b"mine"}
     replace = Path.replace
     for step in count(1):
@@ -137,10 +135,10 @@ def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
     assert step > 2 * 4, "each move was tried: the images and three splits, away and to their places"
 
 
-def test_a_conversion_flushes_all_files_before_it_is_done(
+def test_conversion_flushes_all_files(
     archive: Path, mmf_paths: MmfPaths, flush_recorder: FlushRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that was not flushed is empty after a power cut, as on file systems that write contents late."""
+    """On file systems that write contents late, a file that was not flushed is empty after a power cut."""
     forbid_syncfs(monkeypatch)
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     for path in flush_recorder.find_unflushed(mmf_paths.dataset.root):
@@ -150,9 +148,7 @@ def test_a_conversion_flushes_all_files_before_it_is_done(
 
 
 @requires_tool("mkfs.ext4", "mount", exists_on_windows=False)
-def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
-    archive: Path, tmp_path: Path, user_dir: Path
-) -> None:
+def test_power_cut_after_a_conversion_loses_nothing(archive: Path, tmp_path: Path, user_dir: Path) -> None:
     disk, folder = tmp_path / "disk", tmp_path / "mounted"
     folder.mkdir()
     with disk.open("wb") as file:
@@ -169,7 +165,7 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
 
 
 def persist_names(folder: Path) -> None:
-    """Write the names of files to the disk, as the system does by and by, but not the files."""
+    """Write the names of files to the disk, as the system does from time to time, but not their contents."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What a conversion refuses, and that it leaves nothing behind."""
+"""Archives that a conversion refuses, without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, mm
     assert not mmf_paths.data_dir.exists()
 
 
-def test_an_archive_of_something_else(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_archive_of_something_else_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(user_dir / "a.zip", {"holiday/1.png": b"x", "holiday/2.png": b"x"})
     with pytest.raises(DatasetError, match="not the Hateful Memes dataset") as caught:
         convert(path, mmf_paths)
@@ -56,7 +56,7 @@ def test_an_archive_of_something_else(user_dir: Path, mmf_paths: MmfPaths) -> No
     assert not mmf_paths.data_dir.exists()
 
 
-def test_a_dataset_that_mmfw_has_written_below_another_is_left_aside(user_dir: Path) -> None:
+def test_dataset_written_by_mmfw_in_the_source_is_ignored(user_dir: Path) -> None:
     source = write_tree(dataset_files(top=""), user_dir / "set")
     convert(source, MmfPaths(user_dir, source / "old", user_dir))
     places = MmfPaths(user_dir, source / "new", user_dir)
@@ -64,42 +64,42 @@ def test_a_dataset_that_mmfw_has_written_below_another_is_left_aside(user_dir: P
     assert read_tree(places.dataset.root) == mmf_layout(dataset_files(top=""))
 
 
-def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_folder_with_two_datasets_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree(dataset_files(top="a/"), user_dir / "both")
     write_tree(dataset_files(top="b/old/"), user_dir / "both")
-    with pytest.raises(DatasetError, match="several datasets are in it: a, b/old"):
+    with pytest.raises(DatasetError, match="contains several datasets: a, b/old"):
         convert(user_dir / "both", mmf_paths)
     assert not mmf_paths.data_dir.exists()
     convert(user_dir / "both" / "a", mmf_paths)
 
 
 @pytest.mark.parametrize(
-    ("split", "column", "told"),
+    ("split", "column", "message"),
     [
         ("dev", "hateful", "train.csv:2: 2 of 2 rows have no label; the columns are image, text, hateful"),
-        ("val", "label", "val.csv: no split has this name"),
-        ("Validation", "label", "Validation.csv: no split has this name"),
+        ("val", "label", "val.csv: not the name of a split"),
+        ("Validation", "label", "Validation.csv: not the name of a split"),
     ],
 )
-def test_tables_whose_names_or_columns_are_not_known_are_refused(
-    user_dir: Path, mmf_paths: MmfPaths, split: str, column: str, told: str
+def test_tables_with_unknown_names_or_columns_are_refused(
+    user_dir: Path, mmf_paths: MmfPaths, split: str, column: str, message: str
 ) -> None:
     table = f"image,text,{column}\n1.png,a,1\n2.png,b,0\n".encode()
     files = {"train.csv": table, f"{split}.csv": table, "1.png": image(1), "2.png": image(2)}
-    with pytest.raises(DatasetError, match=told) as caught:
+    with pytest.raises(DatasetError, match=message) as caught:
         convert(write_tree(files, user_dir / "own"), mmf_paths)
-    assert "label" in (caught.value.hint or "") or "call it dev" in (caught.value.hint or "")
+    assert "label" in (caught.value.hint or "") or "rename it to dev" in (caught.value.hint or "")
     assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_split_names_are_case_insensitive(user_dir: Path, mmf_paths: MmfPaths) -> None:
     table = b"image,text,label\n1.png,a,1\n2.png,b,0\n"
     files = {"Train.CSV": table, "Dev.csv": table, "1.png": image(1), "2.png": image(2)}
     convert(write_tree(files, user_dir / "own"), mmf_paths)
     assert {file.name for file in mmf_paths.dataset.annotations.iterdir()} == {"train.jsonl", "dev.jsonl"}
 
 
-def test_a_test_set_without_labels_is_noted(
+def test_unlabelled_test_set_is_a_warning(
     user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = "image,text,{}\n1.png,a,1\n2.png,b,0\n"
@@ -110,12 +110,12 @@ def test_a_test_set_without_labels_is_noted(
 
 
 @pytest.mark.parametrize(
-    ("written", "told", "advice"),
+    ("written", "message", "hint"),
     [
         (
             {"label": None},
             ":1: 3 of 3 rows have no label; the columns are id, img, text",
-            "a label, 0 or 1|need labels",
+            "a label, 0 or 1|add labels",
         ),
         (
             {"label": None, "gold_hate": 1},
@@ -124,31 +124,31 @@ def test_a_test_set_without_labels_is_noted(
         ),
         ({"label": None, "hateful": 1}, ":1: 3 of 3 rows have no label", 'rename "hateful" to "label"'),
         ({"label": None, "labels": [0, 1]}, ":1: 3 of 3 rows have no label", 'rename "labels" to "label"'),
-        ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "take the majority"),
-        ({"id": "covid_1"}, ':1: "id" must be a whole number', "as CSV"),
+        ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "use the majority"),
+        ({"id": "covid_1"}, ':1: "id" must be an integer', "as CSV"),
         (
             {"img": None, "image": "a"},
-            ':1: there is no "img"; the columns are .*image',
+            ':1: no column "img"; the columns are .*image',
             'rename "image" to "img"',
         ),
         (
             {"img": None, "filename": "a", "path": "b"},
-            ':1: there is no "img"; the columns are ',
+            ':1: no column "img"; the columns are ',
             'rename "filename" to "img"',
         ),
-        ({"text": None, "Caption": "a"}, ':1: there is no "text"', 'rename "Caption" to "text"'),
+        ({"text": None, "Caption": "a"}, ':1: no column "text"', 'rename "Caption" to "text"'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_json_lines_with_other_columns_are_refused_with_the_edit_that_helps(
-    written: dict[str, object], told: str, advice: str, user_dir: Path, mmf_paths: MmfPaths
+def test_json_lines_with_other_columns_are_refused_with_a_hint(
+    written: dict[str, object], message: str, hint: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files, name = dataset_files(), "hateful_memes/dev_seen.jsonl"
     rows = [json.loads(line) | written for line in files[name].decode().splitlines()]
     files[name] = jsonl([{k: v for k, v in row.items() if v is not None} for row in rows])
-    with pytest.raises(DatasetError, match=rf"{name}{told}") as caught:
+    with pytest.raises(DatasetError, match=rf"{name}{message}") as caught:
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
-    assert re.search(advice, str(caught.value.hint))
+    assert re.search(hint, str(caught.value.hint))
     assert not mmf_paths.dataset.annotations.exists()
 
 
@@ -187,7 +187,7 @@ def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
     ],
     ids=["others of the release are there", "the README names it", "it has no rows"],
 )
-def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
+def test_dataset_without_a_split_is_refused_unless_allowed(
     files: Files, missing: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     path = hostile_archives.write_zip(user_dir / "a.zip", files)
@@ -198,12 +198,12 @@ def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
     assert not mmf_paths.dataset.annotation_file(missing).exists()
 
 
-def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_phase_1_without_its_test_split_is_accepted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(user_dir / "a.zip", without("test", PHASE_1_SPLITS))
     assert list(convert(path, mmf_paths).splits) == ["train", "dev"]
 
 
-def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
+def test_release_is_accepted_if_its_readme_mentions_phase_1_files(
     user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     path = hostile_archives.write_zip(
@@ -212,7 +212,7 @@ def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
     assert convert(path, mmf_paths).splits.keys() == RELEASE_SPLITS.keys()
 
 
-def test_nothing_to_train_with_is_never_allowed(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_empty_training_split_is_never_allowed(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(
         user_dir / "a.zip", dataset_files() | {"hateful_memes/train.jsonl": b""}
     )
@@ -220,16 +220,14 @@ def test_nothing_to_train_with_is_never_allowed(user_dir: Path, mmf_paths: MmfPa
         convert(path, mmf_paths, allow_missing=True)
 
 
-def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_too_large_annotations_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files() | {"hateful_memes/dev_seen.jsonl": b"\n" * (65 << 20)}
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl: 65\.0 MiB"):
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
     assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_truncated_archive_inside_is_told_by_the_users_own_names(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_truncated_nested_archive_is_named_as_a_member(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = with_packed_images(dataset_files())
     files["hateful_memes/img.tar.gz"] = files["hateful_memes/img.tar.gz"][:3000]
     path = make_encrypted_zip(user_dir / "a.zip", files)
@@ -239,7 +237,7 @@ def test_a_truncated_archive_inside_is_told_by_the_users_own_names(
     assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_fake_full_disk_is_noticed_before_anything_is_written(
+def test_full_disk_is_detected_before_anything_is_written(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -259,7 +257,7 @@ def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, mmf_paths: MmfPat
     assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_invalid_row_is_named_with_archive_and_member(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     files["hateful_memes/dev_seen.jsonl"] += b'{"id": "x"}\n'
     path = make_encrypted_zip(user_dir / "a.zip", files)
@@ -270,7 +268,7 @@ def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, mmf_paths: Mm
 
 
 @pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
-def test_images_that_are_there_under_other_names_are_told_so(
+def test_existing_images_under_other_names_are_hinted(
     written: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = dataset_files()
@@ -290,7 +288,7 @@ def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, mmf_paths: M
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_link_where_the_images_belong_is_replaced_not_followed(
+def test_link_in_place_of_the_images_is_replaced_and_not_followed(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     (user_dir / "private").mkdir()
@@ -301,7 +299,7 @@ def test_a_link_where_the_images_belong_is_replaced_not_followed(
     assert list((user_dir / "private").iterdir()) == []
 
 
-def test_a_data_folder_that_cannot_be_made(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_data_folder_that_cannot_be_created(archive: Path, mmf_paths: MmfPaths) -> None:
     mmf_paths.data_dir.write_bytes(b"a file")
     with pytest.raises(OSError):
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
@@ -309,7 +307,7 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, mmf_paths: MmfPaths) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
-def test_an_archive_that_is_removed_meanwhile(
+def test_archive_that_is_removed_during_the_conversion(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(self: Progress, amount: int) -> None:
@@ -338,7 +336,7 @@ def seven_zip_of(path: Path, files: Files) -> None:
     ],
     ids=["zip", "tar.gz in a zip", "tar.gz", "7z"],
 )
-def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_is_written(
+def test_archive_bomb_is_refused_before_any_file_is_written(
     pack: Callable[[Path, Files], object], small_disk: Path, user_dir: Path
 ) -> None:
     files = {
@@ -352,7 +350,7 @@ def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_
     assert read_tree(places.data_dir) == {}
 
 
-def test_a_disk_that_fills_up_meanwhile(
+def test_disk_that_fills_up_during_the_conversion(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = MmfPaths.resolve(small_disk, user_dir / "save")

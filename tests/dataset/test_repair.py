@@ -1,4 +1,4 @@
-"""Damaged and missing files of the dataset are written anew, and nothing else."""
+"""Repair of damaged and missing files of the dataset, without changing others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def repaired(places: MmfPaths, archive: Path | None = None) -> list[str]:
     return repair_dataset(places, archive, ask=lambda: PASSWORD)
 
 
-def test_only_what_is_wrong_is_written(
+def test_only_damaged_files_are_rewritten(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
@@ -62,7 +62,7 @@ def test_converting_the_same_archive_repairs_too(archive: Path, mmf_paths: MmfPa
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_packed_images_a_tar_and_a_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_repair_from_packed_images_tar_and_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz(dataset_files()))
     packed = hostile_archives.write_zip(user_dir / "a.zip", with_packed_images(dataset_files()))
     for source in (packed, user_dir / "a.tar.gz", write_tree(dataset_files(), user_dir / "unpacked")):
@@ -72,7 +72,7 @@ def test_packed_images_a_tar_and_a_folder(user_dir: Path, mmf_paths: MmfPaths) -
         assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_memes_that_were_left_out_stay_left_out(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_excluded_memes_stay_excluded(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = hostile_archives.write_zip(user_dir / "a.zip", without_images(dataset_files(), [1, 8]))
     convert(archive, mmf_paths, allow_missing=True)
     before = read_tree(mmf_paths.dataset.root)
@@ -81,17 +81,17 @@ def test_memes_that_were_left_out_stay_left_out(user_dir: Path, mmf_paths: MmfPa
     assert read_tree(mmf_paths.dataset.root) == before
 
 
-def test_annotations_and_features_of_the_user_stay(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_user_annotations_and_features_are_kept(archive: Path, mmf_paths: MmfPaths) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    own = {
+    user_files = {
         "annotations/mine.jsonl": b"{}",
         "features/detectron.lmdb/data.mdb": b"x",
         "images/img/x.png": b"x",
     }
-    write_tree(own, mmf_paths.dataset.root)
+    write_tree(user_files, mmf_paths.dataset.root)
     damage(mmf_paths.dataset)
     repaired(mmf_paths)
-    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **own}
+    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **user_files}
 
 
 def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -108,6 +108,6 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_path
     assert read_tree(mmf_paths.dataset.root) == before
 
 
-def test_what_nobody_converted_cannot_be_repaired(mmf_paths: MmfPaths) -> None:
-    with pytest.raises(DatasetError, match="nothing tells"):
+def test_dataset_without_a_conversion_cannot_be_repaired(mmf_paths: MmfPaths) -> None:
+    with pytest.raises(DatasetError, match="without a manifest"):
         repaired(mmf_paths)

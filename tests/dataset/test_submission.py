@@ -1,4 +1,4 @@
-"""Every way in which a prediction file can be wrong, told at once, and what is refused before one is made."""
+"""Problems of submissions, and errors before a submission is written."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
 
 
 def checked(tmp_path: Path, content: str, left_out: tuple[str, ...] = ()) -> list[str]:
-    """What is wrong with a file of this content."""
+    """Return the problems of a submission with this content."""
     path = tmp_path / "predictions.csv"
     path.write_bytes(content.encode())
     return prediction_file.find_submission_problems(path, IDS, left_out)
 
 
-def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
+def test_submission_written_by_mmfw_is_valid(tmp_path: Path) -> None:
     rows = [Prediction("8291", 0.1 + 0.2, 0), Prediction("42953", 1e-9, 0), Prediction("12", 1.0, 1)]
     write_predictions(tmp_path / "out.csv", rows)
     assert prediction_file.find_submission_problems(tmp_path / "out.csv", IDS) == []
@@ -41,17 +41,17 @@ def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
     ],
     ids=["byte order mark", "Windows", "blank lines", "quotes", "zeros before the id"],
 )
-def test_what_other_programs_write_is_right(tmp_path: Path, content: str) -> None:
+def test_submission_variants_of_other_programs_are_valid(tmp_path: Path, content: str) -> None:
     assert checked(tmp_path, content) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "problem"),
     [
         ("12,1.0,1\n", "", "missing ids (1): 12"),
-        ("12,1.0,1\n", "13,1.0,1\n", "ids that are not of this split (1): 13"),
-        ("12,1.0,1\n", "12,1.0,1\n012,1.0,1\n", "ids that are there more than once (1): 12"),
-        ("12,1.0,1", "x,1.0,1", "ids that are not of this split (1): x"),
+        ("12,1.0,1\n", "13,1.0,1\n", "ids that are not in this split (1): 13"),
+        ("12,1.0,1\n", "12,1.0,1\n012,1.0,1\n", "duplicate ids (1): 12"),
+        ("12,1.0,1", "x,1.0,1", "ids that are not in this split (1): x"),
         ("0.25", "nan", "lines whose proba is not a number from 0 to 1 (1): 2"),
         ("0.25", "", "lines whose proba is not a number from 0 to 1 (1): 2"),
         ("0.25", "1.01", "lines whose proba is not a number from 0 to 1 (1): 2"),
@@ -61,40 +61,40 @@ def test_what_other_programs_write_is_right(tmp_path: Path, content: str) -> Non
         ("12,1.0,1", "12,1.0", "lines whose label is neither 0 nor 1 (1): 4"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, old: str, new: str, told: str) -> None:
-    assert told in checked(tmp_path, GOOD.replace(old, new))
+def test_problem_is_reported_with_its_place(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert problem in checked(tmp_path, GOOD.replace(old, new))
 
 
 @pytest.mark.parametrize(
     "content", ["", "8291,0.25,0\n", GOOD.replace("id,", "id, "), GOOD.replace(",", ";")]
 )
-def test_without_the_right_header_nothing_else_is_told(tmp_path: Path, content: str) -> None:
+def test_wrong_header_is_the_only_reported_problem(tmp_path: Path, content: str) -> None:
     [problem] = checked(tmp_path, content)
-    assert problem.startswith("its first line must be id,proba,label")
+    assert problem.startswith("the first line must be id,proba,label")
 
 
 @pytest.mark.parametrize("content", [None, GOOD.encode("utf-16"), GOOD.encode() + b'12,"' + b"x" * 200_000])
-def test_a_file_that_is_missing_or_no_csv_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+def test_missing_or_unreadable_submission_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "predictions.csv"
     if content is not None:
         path.write_bytes(content)
-    told = "No such file" if content is None else "cannot be read as CSV in UTF-8"
-    with pytest.raises(DataError, match=rf"predictions\.csv: {told}"):
+    message = "No such file" if content is None else "cannot be read as CSV in UTF-8"
+    with pytest.raises(DataError, match=rf"predictions\.csv: {message}"):
         prediction_file.find_submission_problems(path, IDS)
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     assert checked(tmp_path, "id,proba,label\n8291,nan,0\n8291,0.5,0\nx,2,7\n99,0.1,1,\n") == [
         "lines whose proba is not a number from 0 to 1 (2): 2, 4",
         "lines whose label is neither 0 nor 1 (1): 4",
         "lines with too many values (1): 5",
         "missing ids (2): 42953, 12",
-        "ids that are not of this split (2): x, 99",
-        "ids that are there more than once (1): 8291",
+        "ids that are not in this split (2): x, 99",
+        "duplicate ids (1): 8291",
     ]
 
 
-def test_many_faults_of_one_kind_are_one_line(tmp_path: Path) -> None:
+def test_many_problems_of_one_kind_are_one_line(tmp_path: Path) -> None:
     rows = "".join(f"{id_},2,0\n" for id_ in range(10_000))
     assert "lines whose proba is not a number from 0 to 1 (10000): 2, 3, 4 …" in checked(
         tmp_path, f"id,proba,label\n{rows}"
@@ -102,23 +102,21 @@ def test_many_faults_of_one_kind_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "problems"),
     [
         ("77,0.5,0\n5,0.5,0\n", []),
         ("", ["missing ids (2): 77, 5"]),
         ("5,0.5,0\n", ["missing ids (1): 77"]),
-        ("77,0.5,0\n5,0.5,0\n13,0.5,0\n", ["ids that are not of this split (1): 13"]),
-        ("77,0.5,0\n5,0.5,0\n5,0.5,0\n", ["ids that are there more than once (1): 5"]),
+        ("77,0.5,0\n5,0.5,0\n13,0.5,0\n", ["ids that are not in this split (1): 13"]),
+        ("77,0.5,0\n5,0.5,0\n5,0.5,0\n", ["duplicate ids (1): 5"]),
     ],
     ids=["full", "without what was left out", "without one of them", "with a stranger", "twice"],
 )
-def test_the_ids_that_were_left_out_at_conversion_are_needed(
-    tmp_path: Path, rows: str, told: list[str]
-) -> None:
-    assert checked(tmp_path, GOOD + rows, ("77", "5")) == told
+def test_ids_excluded_at_conversion_are_required(tmp_path: Path, rows: str, problems: list[str]) -> None:
+    assert checked(tmp_path, GOOD + rows, ("77", "5")) == problems
 
 
-def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> None:
+def test_order_is_checked_without_excluded_ids(tmp_path: Path) -> None:
     head, *rows = GOOD.splitlines(keepends=True)
     mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
     assert checked(tmp_path, "".join([head, *mixed]), ("77", "5")) == []

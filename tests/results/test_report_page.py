@@ -287,7 +287,7 @@ def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world:
     page = pages.write_run_page(run)
     before = page.read_bytes()
     csv.write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
-    with pytest.raises(DataError, match="do not fit the annotations"):
+    with pytest.raises(DataError, match="do not match the annotations"):
         pages.write_run_page(run)
     world.dataset.annotation_file(SPLIT).unlink()
     with pytest.raises(DataError, match="there is no such file"):

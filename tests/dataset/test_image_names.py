@@ -1,4 +1,4 @@
-"""Names of images that look the same as those in the annotations, and names that differ."""
+"""Image names that differ from those in the annotations, in case, Unicode form or otherwise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ case_sensitive = pytest.mark.skipif(
 
 
 def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
-    """Two splits that name an image, which is stored under another name."""
+    """Return two splits that name an image, which is stored under another name."""
     rows = [{"id": n, "img": img, "text": "x", "label": n} for n, img in enumerate([named, "img/b.webp"])]
     table = "".join(f"{row['id']},{row['img']},x,{row['label']}\n" for row in rows)
     files = {f"{split}.jsonl": jsonl(rows) for split in ("train", "dev")}
@@ -43,7 +43,7 @@ def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
 @pytest.mark.parametrize("how", NAMES)
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 @pytest.mark.parametrize("as_folder", [False, True], ids=["zip", "folder"])
-def test_an_image_whose_name_looks_the_same_is_taken(
+def test_image_is_found_by_a_name_that_differs_in_case_or_unicode_form(
     how: str, as_csv: bool, as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     named, stored = NAMES[how]
@@ -67,7 +67,7 @@ def test_an_image_whose_name_looks_the_same_is_taken(
 
 
 @case_sensitive
-def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_ambiguous_names_are_shown_with_escapes(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {**dataset("img/É.png", "img/é.png"), "img/É.PNG": image(3)}
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
         convert(write_tree(files, user_dir / "a"), mmf_paths)
@@ -76,10 +76,10 @@ def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, m
 
 
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
-def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
+def test_renamed_images_are_not_reported_as_an_incomplete_copy(
     as_csv: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    """As in a zip of a Russian Windows, whose names are in code page 866 and without the flag of UTF-8."""
+    """The zip is like one of a Russian Windows: names in code page 866, without the UTF-8 flag."""
     path = write_zip(user_dir / "a.zip", dataset("img/кот.png", "img/QQQ.png", as_csv=as_csv))
     path.write_bytes(path.read_bytes().replace(b"QQQ.png", "кот.png".encode("cp866")))
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
@@ -93,7 +93,7 @@ def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
     )
 
 
-def test_an_incomplete_copy_is_still_called_so(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_missing_images_are_reported_as_an_incomplete_copy(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset("img/a.png", "img/a.png")
     del files["img/a.png"]
     with pytest.raises(DatasetError) as caught:
@@ -101,27 +101,25 @@ def test_an_incomplete_copy_is_still_called_so(user_dir: Path, mmf_paths: MmfPat
     assert "get a complete copy" in str(caught.value.hint)
 
 
-def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_missing_image_is_named_as_in_the_csv_file(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset("https://example.org/img/a.png", "img/a.png", as_csv=True)
     with pytest.raises(DatasetError, match=r"\(https://example\.org/img/a\.png\)") as caught:
         convert(write_tree(files, user_dir / "a"), mmf_paths)
-    assert 'where the annotations have "https://example.org/img/a.png"' in str(caught.value.hint)
+    assert 'instead of "https://example.org/img/a.png" in the annotations' in str(caught.value.hint)
 
 
-def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
+def test_images_of_json_lines_outside_of_img_are_refused_with_a_hint(
     user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     with pytest.raises(
         DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"
     ) as caught:
         convert(write_tree(dataset("images/a.png", "images/a.png"), user_dir / "a"), mmf_paths)
-    assert "'images/a.png' is there, but images of JSON Lines belong in a folder img" in str(
-        caught.value.hint
-    )
+    assert "move images such as 'images/a.png' into a folder img" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("how", NAMES)
-def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Path) -> None:
+def test_user_memes_find_images_by_colliding_names(how: str, user_dir: Path) -> None:
     named, stored = NAMES[how]
     write_tree({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
     (meme,) = resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
@@ -129,7 +127,7 @@ def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Pat
 
 
 @case_sensitive
-def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Path) -> None:
+def test_user_memes_with_ambiguous_images_are_refused(user_dir: Path) -> None:
     files = {"É.png": image(1), "é.PNG": image(2), "memes.csv": "img,text\né.png,x\n".encode()}
     write_tree(files, user_dir)
     with pytest.raises(DatasetError, match=r"1 of 1 images are missing: é\.png \(line 2\)") as caught:
@@ -137,7 +135,7 @@ def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Pat
     assert str(caught.value.hint) == r"'\xe9.png' matches '\xc9.png' and '\xe9.PNG': write one of these names"
 
 
-def test_a_text_in_the_column_of_images_is_no_system_error(user_dir: Path) -> None:
+def test_text_in_the_image_column_does_not_cause_a_system_error(user_dir: Path) -> None:
     (user_dir / "memes.csv").write_text(f"img,text\n{'so long a text ' * 30},1.png\n", "utf-8")
     with pytest.raises(DatasetError, match="1 of 1 images are missing"):
         resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")

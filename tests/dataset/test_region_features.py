@@ -1,4 +1,4 @@
-"""Region features: unpacked to where MMF looks, all or nothing, and marked so that MMF downloads nothing."""
+"""Extraction of region features, completely or not at all, with MMF's marker."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, mmf_paths: MmfP
     assert manifest.hash_origin == "archive"
 
 
-def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_later(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_marker_for_mmf_can_be_added_later(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "features.tar.gz")
     marker = mmf_paths.dataset.features / ".built.json"
     extract_features(archive, mmf_paths, version=None)
@@ -67,7 +65,7 @@ def test_a_second_extraction_does_nothing(
     assert "unpacked here already" in caplog.text
 
 
-def test_a_cut_off_database_is_extracted_again(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_truncated_lmdb_is_extracted_again(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "features.tar.gz")
     folder = extract_features(archive, mmf_paths, version="1")
     hostile_archives.truncate_file(folder / "data.mdb")
@@ -75,22 +73,20 @@ def test_a_cut_off_database_is_extracted_again(user_dir: Path, mmf_paths: MmfPat
     assert (folder / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
-@pytest.mark.parametrize("there", [b"other", LMDB["data.mdb"]], ids=["others", "unpacked by another tool"])
-def test_features_from_elsewhere_are_replaced_only_by_force(
-    there: bytes, user_dir: Path, mmf_paths: MmfPaths
+@pytest.mark.parametrize("existing", [b"other", LMDB["data.mdb"]], ids=["others", "unpacked by another tool"])
+def test_features_from_another_source_are_replaced_only_with_force(
+    existing: bytes, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    write_tree({"detectron.lmdb/data.mdb": there}, mmf_paths.dataset.features)
+    write_tree({"detectron.lmdb/data.mdb": existing}, mmf_paths.dataset.features)
     archive = packed(user_dir / "features.tar.gz")
-    with pytest.raises(DatasetError, match="there are features already"):
+    with pytest.raises(DatasetError, match="features already exist"):
         extract_features(archive, mmf_paths, version=None)
     folder = extract_features(archive, mmf_paths, version=None, force=True)
     assert read_tree(folder) == DATA
     assert Manifest.load(mmf_paths.dataset.features) is not None
 
 
-def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_missing_archive_is_reported_before_existing_features(user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree({"detectron.lmdb/data.mdb": b"other"}, mmf_paths.dataset.features)
     with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: no such file"):
         extract_features(user_dir / "typo.tar.gz", mmf_paths, version=None)

@@ -1,4 +1,4 @@
-"""A set of the user's own as train.csv, dev.csv, test.csv and images, converted as the released one is."""
+"""User datasets of train.csv, dev.csv, test.csv and images, converted like the released dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = ("plain", 'he said "hi", twice', "two\nlines", "смех 世界", "")
 
 
 def table(names: list[str], **columns: list[Any]) -> bytes:
-    """A table with a row for each image, as pandas writes it."""
+    """Return a table with a row for each image, as pandas writes it."""
     pandas = pytest.importorskip("pandas")
     texts = [TEXTS[n % len(TEXTS)] for n in range(len(names))]
     written: str = pandas.DataFrame({"img": names, "text": texts, **columns}).to_csv(index=False)
@@ -37,7 +37,7 @@ def table(names: list[str], **columns: list[Any]) -> bytes:
 
 
 def own_set() -> Files:
-    """Three splits; images of several kinds in folders of their own."""
+    """Return three splits, with images of several types in several folders."""
     images = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF", "top.bmp", "img/last.tiff"]
     return {
         "train.csv": table(images[:3], id=["a", "b", "c"], label=[1, 0, 1]),
@@ -47,9 +47,7 @@ def own_set() -> Files:
     }
 
 
-def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_csv_named_jsonl_is_converted_after_renaming_as_hinted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     source = write_tree(own_set(), user_dir / "mine")
     (source / "train.csv").rename(source / "train.jsonl")
     with pytest.raises(DatasetError, match="CSV") as caught:
@@ -60,12 +58,14 @@ def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
 
 
 def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
-    """What is on disk afterwards."""
+    """Return the rows of a converted split."""
     return read_annotations(places.dataset.annotation_file(split))
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
-def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_user_dataset_is_converted_to_mmfs_layout(
+    as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
+) -> None:
     files = {f"my set/{name}": content for name, content in own_set().items()}
     source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
     result = convert(source, mmf_paths)
@@ -91,9 +91,7 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, mmf_paths: MmfP
     }
 
 
-def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_integer_ids_are_kept_and_not_reused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {
         "train.csv": table(["a.png", "b.png"], id=[7, 12], label=[0, 1]),
         "dev.csv": table(["c.png", "a.png"], id=["x", "8"], label=[0, 1]),
@@ -107,9 +105,7 @@ def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(
     assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
 
 
-def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_own_names(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_ids_without_room_for_generated_ids_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
     largest = own_set() | {"train.csv": table(names, id=[1, 2, MAX_ID], label=[1, 0, 1])}
     source = write_tree(largest, user_dir / "mine")
@@ -129,17 +125,17 @@ def test_csv_and_json_lines_may_be_mixed(user_dir: Path, mmf_paths: MmfPaths) ->
     assert len(rows_of(mmf_paths, "train")) == 6
 
 
-def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
+def test_csv_is_ignored_if_the_split_exists_as_json_lines(
     user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = dataset_files(PHASE_1_SPLITS, top="") | {"train.csv": b"predictions"}
     convert(write_tree(files, user_dir / "a"), mmf_paths)
     assert len(rows_of(mmf_paths, "train")) == 6
-    assert "train.csv is left aside" in caplog.text
+    assert "train.csv, because the same split exists as .jsonl" in caplog.text
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_may_lie_beside_the_folder_of_the_tables(
+def test_images_may_be_next_to_the_folder_of_the_tables(
     packed: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = {
@@ -162,7 +158,7 @@ def test_absolute_paths_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None
     assert "relative" in str(raised.value.hint)
 
 
-def test_missing_images_are_named_or_left_out(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_missing_images_are_named_or_excluded(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {"train.csv": table(["a.png", "gone.png", "b.png"], id=list("xyz"), label=[0, 1, 1])}
     files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": image(1), "b.png": image(2)}
     source = write_tree(files, user_dir / "a")
@@ -183,7 +179,7 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, mmf_paths: MmfPath
         (b"img,text\na.png\xff,x\n", r"train\.csv: not a text file in UTF-8"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
+def test_invalid_row_is_reported_and_nothing_is_written(
     train: bytes, match: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": image(1)}
@@ -192,13 +188,13 @@ def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
     assert read_tree(mmf_paths.dataset.root) == {}
 
 
-def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_images_that_mmf_would_confuse_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {"train.csv": table(["a.png"], label=[0]), "dev.csv": table(["a.jpg"], label=[0])}
     with pytest.raises(DatasetError, match=r"a\.jpg and a\.png"):
         convert(write_tree({**files, "a.png": image(1), "a.jpg": image(2)}, user_dir / "a"), mmf_paths)
 
 
-def test_tables_without_any_image_are_no_dataset(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_tables_without_images_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     source = write_tree({"train.csv": table(["a.png"], label=[0])}, user_dir / "a")
     with pytest.raises(DatasetError, match="no images"):
         convert(source, mmf_paths, allow_missing=True)
@@ -208,40 +204,38 @@ def test_tables_without_any_image_are_no_dataset(user_dir: Path, mmf_paths: MmfP
 
 
 @pytest.mark.parametrize("name", ["mine", "test"])
-def test_another_conversion_leaves_a_users_own_split_alone(
-    name: str, archive: Path, mmf_paths: MmfPaths
-) -> None:
+def test_another_conversion_keeps_a_user_split(name: str, archive: Path, mmf_paths: MmfPaths) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
-    mmf_paths.dataset.annotation_file(name).write_bytes(own)
+    content = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
+    mmf_paths.dataset.annotation_file(name).write_bytes(content)
     assert name in splits_on_disk(mmf_paths.dataset)
     assert verify_dataset(mmf_paths.dataset) == []
     assert convert(archive, mmf_paths, ask=lambda: PASSWORD).already_done
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
-    assert mmf_paths.dataset.annotation_file(name).read_bytes() == own
+    assert mmf_paths.dataset.annotation_file(name).read_bytes() == content
     assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_own_splits_are_listed_after_those_of_a_release(mmf_paths: MmfPaths) -> None:
+def test_user_splits_are_listed_after_published_splits(mmf_paths: MmfPaths) -> None:
     names = ["mine.jsonl", "train.jsonl", "._x.jsonl", "dev.jsonl"]
     write_tree(dict.fromkeys(names, b""), mmf_paths.dataset.annotations)
     assert splits_on_disk(mmf_paths.dataset) == ["train", "dev", "mine"]
 
 
 @pytest.mark.parametrize("split", ["dev", "mine"])
-def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
+def test_forced_conversion_renames_and_keeps_user_splits_and_images(
     split: str, archive: Path, user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     path, picture = mmf_paths.dataset.annotation_file(split), mmf_paths.dataset.images / "img/00099.png"
-    path.write_bytes(own := jsonl([{"id": 1, "img": "img/00001.png", "text": "x", "label": 1}]))
+    path.write_bytes(content := jsonl([{"id": 1, "img": "img/00001.png", "text": "x", "label": 1}]))
     picture.write_bytes(image(1))
     old = {**dataset_files(PHASE_1_SPLITS), "hateful_memes/img/00099.png": image(99)}
     for number in (1, 2):
         convert(write_zip(user_dir / f"{number}.zip", old), mmf_paths, force=True)
     is_taken = split == "dev"
     kept = path.with_name("dev.jsonl.old-1") if is_taken else path
-    assert kept.read_bytes() == own
+    assert kept.read_bytes() == content
     assert picture.read_bytes() == image(99)
     assert picture.with_name("00099.png.old-1").read_bytes() == image(1)
     assert ("your file was renamed to dev.jsonl.old-1" in caplog.text) == is_taken
@@ -251,7 +245,7 @@ def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
 
 
 @pytest.mark.parametrize("inside", ["data", ".", "my data/2"])
-def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str, user_dir: Path) -> None:
+def test_data_folder_inside_the_converted_folder_is_excluded(inside: str, user_dir: Path) -> None:
     source = write_tree(dataset_files(PHASE_1_SPLITS, top=""), user_dir / "mine")
     places = MmfPaths.resolve(source / inside, source / "save")
     first = convert(source, places)
@@ -266,9 +260,7 @@ def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str,
     assert convert(source, places, force=True).images == 12
 
 
-def test_a_folder_img_that_tables_name_by_another_path_counts_once(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_images_named_by_another_path_are_counted_once(user_dir: Path, mmf_paths: MmfPaths) -> None:
     names = ["../photos/img/a.png", "../photos/img/b.png"]
     files = {f"tables/{split}.csv": table(names, label=[0, 1]) for split in ("train", "dev")}
     files |= {"photos/img/a.png": image(1), "photos/img/b.png": image(2), "photos/img/c.png": image(3)}
@@ -278,7 +270,7 @@ def test_a_folder_img_that_tables_name_by_another_path_counts_once(
     assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_an_image_is_named_as_the_table_names_it(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_unusable_image_is_named_as_in_the_table(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {
         f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")
     }

@@ -1,4 +1,4 @@
-"""Tables of a user's own memes: as pandas, Excel and people write them, and what is wrong with them."""
+"""Tables of user memes, as written by pandas, Excel and people, and their errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def table(folder: Path, content: str | bytes, name: str = "memes.csv") -> Path:
     ],
     ids=["plain", "windows", "excel", "tabs", "a separator that is stated"],
 )
-def test_a_csv_in_the_forms_that_programs_write(content: str, user_dir: Path) -> None:
+def test_csv_variants_of_common_programs_are_read(content: str, user_dir: Path) -> None:
     line = 3 if "sep=" in content else 2
     assert read_table(table(user_dir, content)) == [replace(CAT, line=line)]
 
 
-def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
+def test_pandas_table_with_missing_values_is_read(user_dir: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is of the dev extra, not on Windows in the tests")
     frame = pandas.DataFrame(
         {
@@ -57,7 +57,7 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "told"),
+    ("content", "name", "message"),
     [
         ("", "a.csv", "columns"),
         ("img,text\n", "a.csv", "no memes"),
@@ -75,43 +75,43 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
         ('["a"]', "a.jsonl", ":1: not a JSON object"),
         ('[\n{"img": "a", "text": "b"}\n', "a.jsonl", "not JSON"),
         ('{"img": "a", "text": "b"', "a.jsonl", ":1: not JSON"),
-        ("img,text\na,b\n", "a.jsonl", "this is CSV"),
-        ('{"img": "a.png"}', "a.jsonl", ':1: there is no "text"; the columns are img'),
+        ("img,text\na,b\n", "a.jsonl", "CSV, not JSON Lines"),
+        ('{"img": "a.png"}', "a.jsonl", ':1: no column "text"; the columns are img'),
         ('{"img": "a.png", "text": 3}', "a.jsonl", ':1: "text"'),
-        ('{"text": "b"}', "a.jsonl", ':1: there is no "img"; the columns are text'),
+        ('{"text": "b"}', "a.jsonl", ':1: no column "img"; the columns are text'),
         ('{"img": "a", "text": "b", "id": true}', "a.jsonl", ':1: "id"'),
         ('{"img": "a", "text": "b", "label": "1"}', "a.jsonl", ':1: "label" must be 0 or 1, not "1"'),
         ('{"img": "a", "text": "b", "label": true}', "a.jsonl", ':1: "label"'),
         ("{}", "a.json", "neither"),
-        ('{"img": "a", "image": "b", "text": "c"}', "a.jsonl", ':1: it has "img" and "image"'),
+        ('{"img": "a", "image": "b", "text": "c"}', "a.jsonl", ':1: both "img" and "image" are given'),
         ('{"img": "a", "text": "half \\ud83d"}', "a.jsonl", ':1: "text"'),
         ('{"img": "a", "text": "b", "id": "\\ud83d"}', "a.jsonl", ':1: "id"'),
         ("[" * 100_000, "a.jsonl", "not JSON"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
-    content: str | bytes, name: str, told: str, user_dir: Path
+def test_invalid_table_is_reported_with_its_line(
+    content: str | bytes, name: str, message: str, user_dir: Path
 ) -> None:
     path = table(user_dir, content, name)
     with pytest.raises(DatasetError) as caught:
         read_table(path)
     assert str(caught.value).startswith(str(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: Path) -> None:
+def test_image_paths_start_at_the_table_and_missing_ones_are_named(user_dir: Path) -> None:
     (user_dir / "фото").mkdir()
     for name in ("фото/a.png", "b.png"):
         (user_dir / name).touch()
     path = table(user_dir, f"img,text\nфото/a.png,x\n{(user_dir / 'b.png').as_posix()},y\n")
-    found = resolve_image_paths(read_table(path), path)
-    assert [meme.img for meme in found] == [(user_dir / name).as_posix() for name in ("фото/a.png", "b.png")]
+    memes = resolve_image_paths(read_table(path), path)
+    assert [meme.img for meme in memes] == [(user_dir / name).as_posix() for name in ("фото/a.png", "b.png")]
     (user_dir / "b.png").unlink()
     with pytest.raises(DatasetError, match=r"memes\.csv: 1 of 2 images are missing: .*b\.png \(line 3\)"):
-        resolve_image_paths(found, path)
+        resolve_image_paths(memes, path)
 
 
-def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:
+def test_memes_without_an_id_get_unique_ids_from_their_file_names() -> None:
     images = [("a/x.png", "mine"), ("a/y.png", None), ("b/z.png", None), ("c/z.png", None), ("mine", None)]
     images += [("v.png", "z.png#4")]
     memes = [AnnotationRow(n, image, "", None, n + 1, own_id) for n, (image, own_id) in enumerate(images, 1)]
@@ -121,7 +121,7 @@ def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_nu
 
 
 @pytest.mark.parametrize(("labels", "for_mmf"), [((1, 0), True), ((1, None), False), ((None, None), False)])
-def test_annotations_keep_the_labels_there_are_and_mmf_gets_all_or_none(
+def test_annotations_keep_existing_labels_and_mmf_gets_all_or_none(
     labels: tuple[int | None, int | None], for_mmf: bool, user_dir: Path
 ) -> None:
     memes = [AnnotationRow(n + 1, f"{n}.png", "текст", label, n + 2) for n, label in enumerate(labels)]
