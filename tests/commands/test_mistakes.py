@@ -33,8 +33,12 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
-NO_DATASET = "no Hateful Memes dataset in {here}/save\nhint: `mmfw convert --zip ARCHIVE --data-dir {here}"
-NO_RUN = "{here}/no: no run yet\nhint: create one with `mmfw train PRESET --save-dir {here}/no`"
+NO_DATASET = (
+    "no Hateful Memes dataset in {here}/save
+hint: run `mmfw convert --zip ARCHIVE --data-dir {here}"
+)
+NO_RUN = "{here}/no: no run yet
+hint: create one with `mmfw train PRESET --save-dir {here}/no`"
 CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 

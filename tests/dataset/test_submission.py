@@ -17,11 +17,11 @@ IDS = ["8291", "42953", "12"]
 GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
 
 
-def checked(tmp_path: Path, content: str, left_out: tuple[str, ...] = ()) -> list[str]:
+def checked(tmp_path: Path, content: str, excluded_ids: tuple[str, ...] = ()) -> list[str]:
     """Return the problems of a submission with this content."""
     path = tmp_path / "predictions.csv"
     path.write_bytes(content.encode())
-    return prediction_file.find_submission_problems(path, IDS, left_out)
+    return prediction_file.find_submission_problems(path, IDS, excluded_ids)
 
 
 def test_submission_written_by_mmfw_is_valid(tmp_path: Path) -> None:
