@@ -31,21 +31,21 @@ _STOP_FILE_SIGNAL = getattr(signal, "SIGUSR2", signal.SIGINT)
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
-    "setup": "Get MMF and verify it.",
+    "setup": "Install MMF and verify it.",
     "doctor": "Show versions and paths, and how to install what is missing.",
-    "convert": "Turn the dataset's archive into MMF's layout.",
-    "features": "Show, get and add region features and pretrained weights.",
-    "verify": "Verify everything that mmfw has written.",
-    "repair": "Repair what verify finds damaged.",
+    "convert": "Convert the dataset's archive to MMF's layout.",
+    "features": "Show, download, unpack and add region features and pretrained weights.",
+    "verify": "Verify the files that mmfw has written.",
+    "repair": "Repair the files that verify finds damaged.",
     "train": "Train a preset, or resume a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
     "export": "Export a trained run as ONNX, with a script that runs it.",
     "check-submission": "Check a prediction file against a split.",
     "check": "Look for mistakes in a model and its data before training.",
-    "report": "Make a page about a run, or compare several.",
+    "report": "Write a page about one run, or a page that compares several.",
     "sweep": "Run many experiments: grids, seeds and searches.",
-    "runs": "List what ran and how well.",
-    "track": "Send runs to MLflow, ClearML or Weights & Biases.",
+    "runs": "List, show, compare and remove runs.",
+    "track": "Upload runs to MLflow, ClearML or Weights & Biases.",
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
 }
 

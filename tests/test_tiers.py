@@ -34,7 +34,7 @@ _RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.code")
 # The rows of the tables of docs/reliability.md, by their beginnings, and the items of "Checkpoints".
 GUARANTEES = {
     "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",
-    "the file that `MMFW_STOP_FILE` names": "test_the_file_that_mmfw_stop_file_names_interrupts_a_command",
+    "the file that `MMFW_STOP_FILE` names": "test_stop_file_interrupts_a_command",
     "a signal is sent to every process": "test_a_signal_to_every_process_of_a_training_saves",
     "several of these signals": "test_a_signal_that_comes_twice_is_one_request",
     "a signal that was ignored": "test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it",

@@ -1,1 +1,1 @@
-"""One module a command: its arguments, one call, and what is printed."""
+"""Commands, one module each: parse the arguments, call one function, print its result."""

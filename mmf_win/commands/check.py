@@ -24,7 +24,7 @@ from mmf_win.runs.request import CommandOptions
 
 
 class _CheckDisplay(RunDisplay):
-    """Says which check is done."""
+    """Display that also prints each finished check."""
 
     def _on_train_started(self, event: Event) -> None:
         print_status(
@@ -37,7 +37,7 @@ class _CheckDisplay(RunDisplay):
 
 @click.command(cls=Command)
 @options.positional_arguments("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
-@options.output("A new file for what was found, as JSON.", "FILE")
+@options.output("New file for the findings, as JSON.", "FILE")
 @options.allow_missing
 @options.trust
 @options.no_retry
@@ -45,7 +45,7 @@ class _CheckDisplay(RunDisplay):
 @options.folders_and_json
 @options.collect_options(command_options=CommandOptions)
 def command(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     command_options: CommandOptions,
     output: Path | None,
     data_dir: Path | None,
@@ -54,36 +54,39 @@ def command(
 ) -> None:
     """Look for mistakes in a model and its data before training.
 
-    Tries the model of a preset, or of a run's configuration as at its beginning, with a few memes.
-    Each finding says what it means; the exit code is 9 where one is an error. What would take more than a
-    minute is skipped. Nothing is changed or kept.
+    Tries the model of a preset, or of a run's configuration at its beginning, with a few memes. Each
+    finding explains what it means; the exit code is 9 if one is an error. Checks that would take more than
+    a minute are skipped. Nothing is changed or saved.
 
     Examples:
       mmfw check mmbt_grid                      a preset
       mmfw check my.yaml optimizer.params.lr=1e-4
       mmfw check                                the newest run's configuration, from its beginning
-      mmfw check mmbt_grid --json -o found.json
+      mmfw check mmbt_grid --json -o findings.json
+
+    Raises:
+        CheckFailedError: A finding is an error.
     """
     if output is not None:
         output = expand_home(output).absolute()
         require_new_file(output)
-    names, overrides = split_arguments(words, max_names=1)
+    names, overrides = split_arguments(arguments, max_names=1)
     command_options = replace(command_options, overrides=overrides)
     require_trainable(command_options, resumes=False)
-    name, found = check_model(
+    name, findings = check_model(
         next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay
     )
-    told = {"name": name, "findings": [asdict(each) for each in found]}
-    counts = Counter(each.verdict for each in found)
+    report = {"name": name, "findings": [asdict(finding) for finding in findings]}
+    counts = Counter(finding.verdict for finding in findings)
     if as_json:
-        print_json(told)
+        print_json(report)
     else:
-        texts = ["; ".join(filter(None, (each.text, each.advice))) for each in found]
-        rows = [(each.verdict, each.check, text) for each, text in zip(found, texts, strict=True)]
-        print(format_table(("verdict", "check", "found"), rows))
+        texts = ["; ".join(filter(None, (finding.text, finding.advice))) for finding in findings]
+        rows = [(finding.verdict, finding.check, text) for finding, text in zip(findings, texts, strict=True)]
+        print(format_table(("verdict", "check", "finding"), rows))
         print_result(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:
-        write_json(output, told)
+        write_json(output, report)
     if counts["error"]:
-        message = f"{name}: {counts['error']} of {len(found)} findings are errors"
-        raise CheckFailedError(message, hint="correct what they name, and run the same command again")
+        message = f"{name}: {counts['error']} of {len(findings)} findings are errors"
+        raise CheckFailedError(message, hint="fix the errors, then run the same command again")

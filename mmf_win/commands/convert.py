@@ -18,16 +18,16 @@ from mmf_win.paths import MmfPaths, data_dir_arguments
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
-@click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="The same as ARCHIVE.")
+@click.argument("arguments", nargs=-1, type=click.Path(), metavar="ARCHIVE")
+@click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="Same as ARCHIVE.")
 @options.password_options
-@click.option("--clearml-dataset", "dataset", metavar="ID", help="A data set in ClearML, instead of ARCHIVE.")
+@click.option("--clearml-dataset", "dataset", metavar="ID", help="ClearML dataset to use instead of ARCHIVE.")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
-@click.option("--allow-missing", is_flag=True, help="Leave out memes without an image, and missing splits.")
+@click.option("--allow-missing", is_flag=True, help="Exclude memes without image; allow missing splits.")
 @options.as_json
 def command(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     source: str | None,
     dataset: str | None,
     data_dir: Path | None,
@@ -36,34 +36,37 @@ def command(
     allow_missing: bool,
     as_json: bool,
 ) -> None:
-    """Turn the dataset's archive into MMF's layout.
+    r"""Convert the dataset's archive to MMF's layout.
 
-    ARCHIVE is the dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.
+    ARCHIVE is the dataset as downloaded: zip, 7z, tar or tar.gz, or a folder. It is not modified.
 
-    Checks the password, the free disk space, every file's checksum, and that annotations and images belong
-    together. Converting the same archive again takes a second.
+    Checks the password, the free disk space, every file's checksum, and that annotations and images match.
+    Converting the same archive again takes a second.
 
-    A data set that `mmfw track register-dataset` made is verified, and used where ClearML keeps it on this
-    machine, or converted to what --data-dir names.
+    A dataset uploaded by `mmfw track register-dataset` is verified and used from ClearML's cache on this
+    machine, or converted to --data-dir if that is given.
 
     Examples:
       mmfw convert hateful_memes.zip
-      mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\\data
+      mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\data
       mmfw convert unpacked/hateful_memes --allow-missing
-      mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
+      mmfw convert my_memes/                train.csv, dev.csv, test.csv and your own images
       mmfw convert --clearml-dataset 0123abcd0123abcd0123abcd0123abcd
 
-    The password may also be in the variable MMFW_PASSWORD; otherwise you are asked for it when it is needed.
-    It is neither shown nor stored.
+    The password may also be set in the variable MMFW_PASSWORD; otherwise mmfw asks for it if necessary. It is
+    neither shown nor stored.
+
+    Raises:
+        UsageError: No archive is given, or more than one.
     """
-    # The value of an unset shell variable is empty, and as a path would mean the current folder.
-    named = [name for name in (source, dataset, *words) if name]
-    if not named:
-        raise UsageError("the dataset is not named", hint=format_command("mmfw", "convert", "ARCHIVE"))
-    if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
-        hint = "put quotes around a name or password that holds blanks, or the password into a file for "
-        raise UsageError("the dataset is named more than once", hint=f"{hint}--password-file")
-    archive, places = Path(named[0]), MmfPaths.resolve(data_dir)
+    # An unset shell variable expands to an empty argument, which as a path would mean the current folder.
+    sources = [name for name in (source, dataset, *arguments) if name]
+    if not sources:
+        raise UsageError("missing ARCHIVE", hint="run `mmfw convert ARCHIVE`")
+    if len(sources) > 1:  # the values are not shown: one may be a part of the password
+        hint = "quote a path or password that contains spaces, or use --password-file"
+        raise UsageError("only one of ARCHIVE, --zip and --clearml-dataset can be used", hint=hint)
+    archive, places = Path(sources[0]), MmfPaths.resolve(data_dir)
     manifest = None
     if dataset:
         from mmf_win.tracking import clearml_datasets
@@ -82,28 +85,26 @@ def command(
 
 
 def _print_result(result: ConversionResult, places: MmfPaths) -> None:
-    header = ("split", "rows", "hateful", "benign", "left out")
+    header = ("split", "rows", "hateful", "benign", "excluded")
     rows = []
     for name, s in result.splits.items():
-        there = f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows
-        rows.append((name, there, s.hateful, s.benign, s.missing))
+        row_count = f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows
+        rows.append((name, row_count, s.hateful, s.benign, s.missing))
     print(format_table(header, rows))
     extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
     print_status(f"\n{result.images} images{extra}")
     for pair, count in result.shared_ids.items():
         print_status(f"{pair} have {count} memes in common")
     if result.known is False:
-        print_status(
-            f"note: this is not a published archive that is known here; its SHA-256 is {result.sha256}"
-        )
+        print_status(f"warning: not a known published archive (SHA-256 {result.sha256})")
     if result.already_done:
-        print_status(f"it was converted before, and all files are in place: {places.dataset.root}")
+        print_status(f"already converted, all files intact: {places.dataset.root}")
     else:
         print_status(f"converted in {format_duration(result.seconds)}: {places.dataset.root}")
     try:
         choose_splits(places.dataset)
     except NoValidationSplitError as error:
-        print_status(f"note: {error}; {error.hint}")
+        print_status(f"warning: {error}; {error.hint}")
     else:
         train = format_command("mmfw", "train", "PRESET", *data_dir_arguments(places.data_dir))
         print_status(f"next: {train}    (mmfw train --list shows the presets)")

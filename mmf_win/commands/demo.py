@@ -34,29 +34,32 @@ _MIN_AUROC = 0.8
     "chosen",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where everything is kept.  [default: a temporary folder, or mmfw-demo with --keep]",
+    help="Folder for all files.  [default: a temporary folder, or mmfw-demo with --keep]",
 )
-@click.option("--keep", is_flag=True, help="Keep everything, to continue with it.")
+@click.option("--keep", is_flag=True, help="Keep all files, to continue with them.")
 @click.option(
     "--model",
     type=click.Choice([*DEMO_PRESETS]),
     default="vilbert",
     show_default=True,
-    help="What is trained: a ViLBERT on region features, or a CLIP on pixels.",
+    help="Model to train: ViLBERT on region features, or CLIP on pixels.",
 )
 @options.as_json
 def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
-    """Run the whole workflow on a small synthetic dataset, on a CPU.
+    r"""Run the whole workflow on a small synthetic dataset, on a CPU.
 
-    Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
-    together, and then does with the real commands what one does with the real archive: convert it, put region
-    features in their place, train a tiny model, predict the test set and make the report.
+    Creates an encrypted archive in the format of Hateful Memes, whose labels depend on text and image
+    together. Then the same commands as for the real archive convert it, unpack region features, train a tiny
+    model, predict the test set and write the report.
 
     Examples:
-      mmfw demo                     only the predictions and the report stay, as mmfw-demo-TIME
-      mmfw demo --keep              everything stays, in the folder mmfw-demo
-      mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's
-      mmfw demo --model clip        a model that reads pixels, and so predicts memes of your own, too
+      mmfw demo                     keep only the predictions and the report, as mmfw-demo-TIME
+      mmfw demo --keep              keep all files, in the folder mmfw-demo
+      mmfw demo --dir D:\demo       ... in another folder, which may be that of an earlier demo
+      mmfw demo --model clip        a model that reads pixels, and so can predict your own memes, too
+
+    Raises:
+        TrainingError: The model is worse than it must be on this dataset.
     """
     require_mmf()
     require_packages("pillow", "lmdb", "numpy", "jinja2", "matplotlib")
@@ -72,15 +75,13 @@ def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
     if as_json:
         print_json(result)
     if result["auroc"] < _MIN_AUROC:
-        message = (
-            f"an AUROC of {result['auroc']:.4f} is less than the {_MIN_AUROC} that this demo has to reach"
-        )
-        raise TrainingError(message, hint="`mmfw doctor` may show why")
+        message = f"AUROC {result['auroc']:.4f} is below {_MIN_AUROC}, the minimum for this demo"
+        raise TrainingError(message, hint="run `mmfw doctor` to check the installation")
 
 
 @contextmanager
 def _working_folder(path: Path | None) -> Iterator[Path]:
-    """The chosen folder; without one a temporary one, which stays only when something in it went wrong."""
+    """Yield the chosen folder, or a temporary one that is removed unless an error occurs."""
     if path is not None:
         yield expand_home(path).absolute()
         return
@@ -89,26 +90,28 @@ def _working_folder(path: Path | None) -> Iterator[Path]:
         yield temporary
     except (StoppedByUserError, KeyboardInterrupt, click.Abort):
         shutil.rmtree(temporary, ignore_errors=True)
-        message = f"interrupted; {temporary} is removed"
-        raise StoppedByUserError(message, hint="with --keep it stays, and training can be resumed") from None
+        message = f"interrupted; removed {temporary}"
+        raise StoppedByUserError(
+            message, hint="use --keep to keep the files and resume the training"
+        ) from None
     except Exception:
-        print_status(f"{temporary} stays, so that you can look into it")
+        print_status(f"kept for inspection: {temporary}")
         raise
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _run_workflow(path: Path, model: str) -> dict[str, Any]:
-    """Run all commands; return what they led to."""
+    """Run all commands; return the scores, the files and the folders."""
     folder = DemoFolder(path)
     folder.claim()
     folder.generate_files(_SEED, model)
     data_dir, save_dir = str(folder.data_dir), str(folder.save_dir)
-    data, save = ("--data-dir", data_dir), ("--save-dir", save_dir)
-    _run_command("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
+    data_arguments, save_arguments = ("--data-dir", data_dir), ("--save-dir", save_dir)
+    _run_command("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data_arguments)
     if model == "vilbert":
-        _run_command("features", "extract", str(folder.features), *data)
-    run = _run_command("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data, *save)
-    _run_command("predict", run.id, *data, *save)
+        _run_command("features", "extract", str(folder.features), *data_arguments)
+    run = _run_command("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data_arguments, *save_arguments)
+    _run_command("predict", run.id, *data_arguments, *save_arguments)
     csv = max(run.reports.glob("*.csv"))
     metrics = metrics_file.read_metrics(csv)
     scores = {name: metrics[name] for name in ("auroc", "accuracy")}
@@ -117,22 +120,22 @@ def _run_workflow(path: Path, model: str) -> dict[str, Any]:
 
 
 def _copy_results(result: dict[str, Any]) -> dict[str, str | None]:
-    """Copies of the predictions and the report in the current folder; None for what cannot be written."""
+    """Copy predictions and report to the current folder; return the paths, ``None`` if not written."""
     copies: dict[str, str | None] = {"csv": None, "report": None}
     try:
         with reserve_file(Path.cwd(), "mmfw-demo-", ".csv") as csv:
             for key in copies:
-                kept = csv.with_suffix(Path(result[key]).suffix)
-                with atomic_replace(kept) as temporary:
+                copy = csv.with_suffix(Path(result[key]).suffix)
+                with atomic_replace(copy) as temporary:
                     shutil.copyfile(result[key], temporary)
-                copies[key] = str(kept)
+                copies[key] = str(copy)
     except OSError as error:
-        print_status(f"the results cannot be written here ({error.strerror})")
+        print_status(f"warning: cannot write the results to the current folder ({error.strerror})")
     return copies
 
 
 def _run_command(*argv: str) -> Any:
-    """Run a command of mmfw, and show it as one would type it; return what its function does."""
+    """Print a command of mmfw as a user would type it, run it, and return its function's result."""
     print_status()
     print_status(label=f"$ {format_command('mmfw', *argv)}", ansi_code=1)
     name, *arguments = argv
@@ -145,15 +148,15 @@ def _print_summary(result: dict[str, Any]) -> None:
         f"\nThe demo took {format_duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
     )
-    for key, what in (("csv", "predictions"), ("report", "report")):
+    for key, title in (("csv", "predictions"), ("report", "report")):
         if result[key] is not None:
-            print_status(f"{what}: {result[key]}")
+            print_status(f"{title}: {result[key]}")
     if result["data_dir"] is None:
         print_status(
-            "next: mmfw demo --keep, to continue with it, or mmfw convert --zip ARCHIVE for the real dataset"
+            "next: `mmfw demo --keep` to continue with it, or `mmfw convert ARCHIVE` for the real dataset"
         )
         return
-    places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
-    print_status("next, to continue with it:")
-    print_status(f"  {format_command('mmfw', 'train', result['run'].partition('/')[0], *places)}")
-    print_status(f"  {format_command('mmfw', 'predict', *places)}")
+    folder_arguments = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
+    print_status("next:")
+    print_status(f"  {format_command('mmfw', 'train', result['run'].partition('/')[0], *folder_arguments)}")
+    print_status(f"  {format_command('mmfw', 'predict', *folder_arguments)}")

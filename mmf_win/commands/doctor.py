@@ -1,4 +1,4 @@
-"""``mmfw doctor``: versions, paths, the machine, and how to get what is missing."""
+"""``mmfw doctor``: show versions, paths, the machine, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from mmf_win.upstream.install import find_mmf
 
 @click.command(cls=Command)
 @options.folders_and_json
-@click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
+@click.option("--compat", is_flag=True, help="List only the patches of MMF for current libraries.")
 @click.option("--report", type=Path, metavar="FILE.zip", help="Write a bug report to this new file instead.")
 @click.option(
     "--run",
     metavar="RUN",
     shell_complete=options.make_completer("RUN"),
-    help="The run of the report.  [default: newest]",
+    help="Run to include in the report.  [default: the newest]",
 )
-@click.option("--log", is_flag=True, help="Report the run's logs, too, which may hold texts of memes.")
+@click.option("--log", is_flag=True, help="Include the run's logs, which may contain texts of memes.")
 def command(
     data_dir: Path | None,
     save_dir: Path | None,
@@ -53,13 +53,13 @@ def command(
 ) -> None:
     """Show versions and every resolved path, and the commands that install what is missing.
 
-    Exits with 6 if the installed MMF is broken, or if --compat finds none; otherwise with 0, since what is
-    missing may not be needed.
+    Exits with 6 if the installed MMF is damaged, or if --compat finds no MMF; otherwise with 0, because you
+    may not need what is missing.
 
-    A report holds what this command shows and the run's requests, configurations, events and exits, with
-    --log also its logs, of each the last megabyte. Passwords, tokens, your user name and your home folder are
-    replaced. mmfw cannot know every secret, and an error may quote a meme, so look through the zip before you
-    give it away.
+    A report contains the output of this command and the run's requests, configurations, events and outcomes,
+    with --log also the last megabyte of each log. Passwords, tokens, your user name and your home folder are
+    replaced. mmfw cannot recognize every secret, and an error may quote a meme, so check the zip before you
+    share it.
 
     Examples:
       mmfw doctor
@@ -67,13 +67,14 @@ def command(
       mmfw doctor --compat
       mmfw doctor --report bug.zip
       mmfw doctor --report bug.zip --run mmbt_grid --log
+
+    Raises:
+        UsageError: Options cannot be combined.
     """
     if report is None and (run or log):
-        raise UsageError(
-            "--run and --log belong to --report", hint="add --report FILE.zip, or leave them out"
-        )
+        raise UsageError("--run and --log require --report", hint="add --report FILE.zip")
     if report is not None and compat:
-        raise UsageError("--report and --compat cannot be combined", hint="leave one of the two out")
+        raise UsageError("--report and --compat cannot be combined", hint="use one of them")
     if compat:
         _print_patches(as_json)
         return
@@ -81,19 +82,20 @@ def command(
     if report is not None:
         _write_report(places, expand_home(report).absolute(), run, log, as_json)
         return
-    found = survey(places)
+    result = survey(places)
     if as_json:
-        print_json(_survey_to_json(found))
+        print_json(_survey_to_json(result))
     else:
         print(
-            "\n\n".join([*map(escape_controls, _survey_sections(found)), *_missing_lines(found)]), flush=True
+            "\n\n".join([*map(escape_controls, _survey_sections(result)), *_missing_lines(result)]),
+            flush=True,
         )
-    if found["mmf"].problems and found["mmf"].error is not None:
-        raise found["mmf"].error
+    if result["mmf"].problems and result["mmf"].error is not None:
+        raise result["mmf"].error
 
 
 def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool, as_json: bool) -> None:
-    require_new_file(path)  # before the survey, which takes a while
+    require_new_file(path)  # before the survey, which is slow
     newest = next(iter(list_runs(places.save_dir)), None)
     run = newest if run_spec is None else find_run(places.save_dir, run_spec)
     names = bug_report.write(run, _survey_to_json(survey(places)), path, include_logs=log)
@@ -101,18 +103,20 @@ def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool,
         print_json({"report": path, "run": run and run.id, "files": names})
         return
     print_status("doctor.json: versions, folders, the machine")
-    print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there is none yet")
-    print_status("Passwords, tokens and your home folder are replaced; look through it all the same.")
+    print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there are none yet")
+    print_status(
+        "Passwords, tokens and your home folder are replaced; check the files before you share them."
+    )
     print_result(path)
 
 
 def _survey_to_json(survey_data: Mapping[str, Any]) -> dict[str, Any]:
-    """A survey with its errors as messages and hints."""
+    """Return a survey as JSON values, with its errors as messages and hints."""
     mmf, torch = survey_data["mmf"], survey_data["torch"]
-    told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
-    told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and mmf.error.hint}
+    mmf_values = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
+    mmf_values |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and mmf.error.hint}
     missing = [{"what": str(error), "hint": error.hint} for error in survey_data["missing"]]
-    return {**survey_data, "mmf": told, "torch": torch and asdict(torch), "missing": missing}
+    return {**survey_data, "mmf": mmf_values, "torch": torch and asdict(torch), "missing": missing}
 
 
 def _survey_sections(survey_data: Mapping[str, Any]) -> Iterator[str]:
@@ -123,23 +127,23 @@ def _survey_sections(survey_data: Mapping[str, Any]) -> Iterator[str]:
         free = None if folder["free"] is None else format_size(folder["free"])
         exists = "yes" if folder["exists"] else "not yet"
         folders.append((folder["name"], folder["path"], folder["named_by"], exists, free))
-    yield format_table(("folder", "path", "named by", "exists", "free"), folders)
+    yield format_table(("folder", "path", "set by", "exists", "free"), folders)
     dataset = survey_data["dataset"]
     splits = ", ".join(dataset["splits"]) or "no splits"
     features = "with" if dataset["features"] else "without"
     yield f"Dataset: {splits}; {dataset['images']} images; {features} region features"
     yield "\n".join([*_machine_lines(survey_data), f"Decryption: {survey_data['decryption']}"])
     if survey_data["fits"]:
-        fits = [(rows, kind) for kind, rows in survey_data["fits"].items()]
-        yield format_table(("micro-batch", "that fitted, for"), fits)
+        known_micro_batches = [(rows, kind) for kind, rows in survey_data["fits"].items()]
+        yield format_table(("known micro-batch", "for"), known_micro_batches)
 
 
 def _missing_lines(survey_data: Mapping[str, Any]) -> Iterator[str]:
     if not survey_data["missing"]:
-        yield colour_text("Everything is in place.", 32)
+        yield colour_text("All checks passed.", 32)
     for error in survey_data["missing"]:
-        what, fix = map(escape_controls, (error, error.hint))
-        yield f"{colour_text('missing:', 33)} {what}\n{colour_text('fix:', 36)}     {fix}"
+        message, fix = map(escape_controls, (error, error.hint))
+        yield f"{colour_text('missing:', 33)} {message}\n{colour_text('fix:', 36)}     {fix}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:
@@ -162,7 +166,7 @@ def _machine_lines(survey_data: Mapping[str, Any]) -> Iterator[str]:
     for gpu in machine["gpus"]:
         yield f"GPU: {gpu['name']}, {format_size(gpu['memory'])}, driver {gpu['driver']}{newest}"
     if not machine["gpus"]:
-        yield "GPU: none that NVIDIA's driver knows"
+        yield "GPU: none found by NVIDIA's driver"
     if survey_data["torch"] is not None:
         yield f"torch: built for {survey_data['torch'].target}"
     for setting in survey_data["settings"]:
@@ -171,22 +175,22 @@ def _machine_lines(survey_data: Mapping[str, Any]) -> Iterator[str]:
 
 def _print_patches(as_json: bool) -> None:
     installed = find_mmf()
-    done = subprocess.run(  # in a child, which may import what the parent must not
+    completed = subprocess.run(  # in a child process, because this one must not import those libraries
         module_command("mmf_win.compat", str(installed.root), installed.version),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if completed.returncode:
+        last_line = (completed.stderr.strip().splitlines() or ["no output"])[-1]
         raise MmfEnvironmentError(
-            f"the patches cannot be listed: {last}", hint="`mmfw doctor` shows what is missing"
+            f"cannot list the patches: {last_line}", hint="run `mmfw doctor` to see what is missing"
         )
-    patches: list[dict[str, Any]] = json.loads(done.stdout)
+    patches: list[dict[str, Any]] = json.loads(completed.stdout)
     if as_json:
         print_json(patches)
         return
-    state = {True: "active", False: "not needed"}
-    rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
-    print(format_table(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
+    states = {True: "active", False: "not needed"}
+    rows = [(patch["name"], states[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
+    print(format_table(("patch", "state", "for", "problem it fixes"), rows), flush=True)

@@ -23,30 +23,30 @@ from mmf_win.upstream.install import require_packages
 
 @click.command(cls=Command)
 @options.positional_arguments("[RUN] [KEY=VALUE ...]", "RUN")
-@options.output("The new folder.", required=True)
+@options.output("New folder for the exported model.", required=True)
 @click.option(
     "--checkpoint",
     default="best",
     show_default=True,
     metavar="best|last|PATH",
     shell_complete=options.make_completer("best", "last"),
-    help="The weights to export.",
+    help="Checkpoint to export.",
 )
-@options.split("The split on which the exported model is compared.  [default: the run's validation split]")
+@options.split("Split on which to compare the exported model.  [default: the run's validation split]")
 @click.option(
     "--tolerance",
     type=options.NumberRange(min=0),
     default=1e-4,
     show_default=True,
     metavar="P",
-    help="How far a probability may be from that of `mmfw predict`; beyond that, nothing is written.",
+    help="Maximum absolute difference from the probabilities of `mmfw predict`; the export fails above it.",
 )
-@click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare once more.")
+@click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare again.")
 @click.option(
     "--max-loss",
     type=options.NumberRange(-1, 1),
     metavar="AUROC",
-    help="By how much the AUROC may fall with --int8; beyond that, nothing is written.  [default: 0.005]",
+    help="Maximum AUROC drop with --int8; the export fails above it.  [default: 0.005]",
 )
 @options.trust
 @options.stop_timeout
@@ -54,7 +54,7 @@ from mmf_win.upstream.install import require_packages
 @options.save_dir_and_json
 @options.collect_options(command_options=CommandOptions, export_options=ExportOptions)
 def command(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     command_options: CommandOptions,
     export_options: ExportOptions,
     checkpoint: str,
@@ -62,13 +62,13 @@ def command(
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.
+    """Export a trained run to a folder that needs neither PyTorch nor MMF nor mmfw.
 
-    The folder holds model.onnx, tokenizer.json, model.json and run.py, which needs onnxruntime, tokenizers,
-    pillow and numpy: `python DIR/run.py --image cat.png --text "look at this cat"`, or a table of memes.
-    Images of any size and texts go in, probabilities come out. The folder appears once run.py has predicted
-    a split, and each probability is that of `mmfw predict`. A model that reads region features is exported,
-    too, but something else must make these.
+    The folder contains model.onnx, tokenizer.json, model.json and run.py, which needs only onnxruntime,
+    tokenizers, pillow and numpy: `python DIR/run.py --image cat.png --text "look at this cat"`, or with a
+    table of memes. It predicts probabilities from texts and images of any size. The folder is created only
+    after run.py has predicted a split with the same probabilities as `mmfw predict`. A model that needs
+    region features can be exported, too, but another program must extract them.
 
     Examples:
       mmfw export -o model                      the newest run's best checkpoint
@@ -77,48 +77,51 @@ def command(
       mmfw export mmbt_grid -o model --checkpoint last --split test_seen
       python model/run.py --image cat.jpg --text "look at this cat"
       mmfw predict --with model --split dev_seen
+
+    Raises:
+        UsageError: Options cannot be combined.
     """
     if export_options.max_auroc_drop is not None and not export_options.int8:
-        raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
+        raise UsageError("--max-loss requires --int8", hint="add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
-    runs, overrides = split_arguments(words, max_names=1)
+    runs, overrides = split_arguments(arguments, max_names=1)
     command_options = replace(command_options, overrides=overrides)
     require_predictable(command_options)
     [member] = select_checkpoints(save_dir, runs, [checkpoint])
     places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
-    # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
+    # The exported model computes with 32 bits on the CPU, and so must the model that it is compared with.
     command_options = replace(command_options, precision="fp32", fast=False, cpu=True)
-    about = export_checkpoint(
+    metadata = export_checkpoint(
         member.run, member.checkpoint, places, command_options, RunDisplay, export_options
     )
     if as_json:
-        print_json(about)
+        print_json(metadata)
         return
-    parity = about["parity"]
+    parity = metadata["parity"]
     print_status(
         f"{parity['rows']:,} memes of {parity['split']}: probabilities differ by at most "
         f"{parity['largest_difference']:.1g} from those of `mmfw predict`"
     )
     if export_options.int8:
-        _print_int8_comparison(about["int8"])
+        _print_int8_comparison(metadata["int8"])
     print_result(export_options.output)
 
 
 def _print_int8_comparison(comparison: dict[str, Any]) -> None:
     rows = []
     for name, key in (("float32", "before"), ("int8", "after")):
-        p50, p99 = (f"{comparison[key][each]:.1f}" for each in ("p50_ms", "p99_ms"))
+        p50, p99 = (f"{comparison[key][percentile]:.1f}" for percentile in ("p50_ms", "p99_ms"))
         rows.append(
             (name, format_size(comparison[key]["bytes"]), p50, p99, f"{comparison['auroc'][key]:.4f}")
         )
     print(format_table(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
     print_status(
-        f"probabilities differ by at most {comparison['largest_difference']:.2g} from those with 32 bits"
+        f"probabilities differ by at most {comparison['largest_difference']:.2g} from those of float32"
     )
     if interval := comparison["auroc"]["interval"]:
         print_status(
-            "AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(comparison["auroc"]["difference"], *interval)
+            "AUROC change: {:+.4f} (95% CI: {:+.4f} to {:+.4f})".format(
+                comparison["auroc"]["difference"], *interval
+            )
         )
-    print_status(
-        "int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others"
-    )
+    print_status("warning: int8 results and timings depend on the CPU (VNNI, ARM dot product)")

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what the shell completes of them."""
+"""Arguments and options that several commands share, with their shell completion."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from mmf_win.runs.request import CommandOptions
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: A folder that is there.
+#: A folder that must exist.
 EXISTING_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
-#: A file that is there.
+#: A file that must exist.
 EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
-    """What a word of :func:`make_completer` stands for; of runs also unreadable ones, the newest first."""
-    # Imported when the shell asks: no other command needs all of them.
+    """Return the completions of a candidate of :func:`make_completer`; runs include unreadable ones."""
+    # Imported only for completion: no other command needs all of these modules.
     if candidate == "PRESET":
         from mmf_win.runs import presets
 
@@ -47,61 +47,63 @@ def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
 
 
 def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """The ``shell_complete`` of a parameter, where these words may stand, else files.
+    """Return a ``shell_complete`` callback that offers candidates, or files if none matches.
 
-    ``PRESET``, ``RUN`` and ``SPLIT`` are all of these, in the folders that were named before or the default.
+    Args:
+        candidates: Literal words, or ``PRESET``, ``RUN`` or ``SPLIT`` for all existing ones, in the folders
+            given earlier on the command line or the default folders.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         places = MmfPaths.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
-        known: dict[str, None] = {}
-        for word in candidates:
-            with suppress(OSError):  # a message would stand in the middle of the command
-                known.update(dict.fromkeys(_completions(word, places)))
-        found = [CompletionItem(word) for word in known if word.startswith(incomplete)]
-        return found or [CompletionItem(incomplete, type="file")]
+        completions: dict[str, None] = {}
+        for text in candidates:
+            with suppress(OSError):  # a message would break up the line that the user is typing
+                completions.update(dict.fromkeys(_completions(text, places)))
+        items = [CompletionItem(text) for text in completions if text.startswith(incomplete)]
+        return items or [CompletionItem(incomplete, type="file")]
 
     return complete
 
 
-def positional_arguments(metavar: str, *candidates: str) -> _Decorator:
-    """The words of a command that belong to no option."""
-    return click.argument("words", nargs=-1, metavar=metavar, shell_complete=make_completer(*candidates))
+def positional_arguments(metavar: str, *candidates: str, name: str = "arguments") -> _Decorator:
+    """Add the positional arguments of a command."""
+    return click.argument(name, nargs=-1, metavar=metavar, shell_complete=make_completer(*candidates))
 
 
 def number(*names: str, help_text: str, minimum: int = 1, **attrs: Any) -> _Decorator:
-    """An option that takes a whole number."""
+    """Add an option that takes an integer of at least ``minimum``."""
     return click.option(*names, type=click.IntRange(minimum), metavar="N", help=help_text, **attrs)
 
 
 def split(help_text: str, **attrs: Any) -> _Decorator:
-    """``--split``."""
+    """Add ``--split``."""
     complete = make_completer("SPLIT")
     return click.option("--split", metavar="SPLIT", shell_complete=complete, help=help_text, **attrs)
 
 
 def _folder_option(name: str, help_text: str, **attrs: Any) -> _Decorator:
-    folder = click.Path(path_type=Path, file_okay=False)
-    return click.option(name, type=folder, metavar="DIR", help=help_text, **attrs)
+    path_type = click.Path(path_type=Path, file_okay=False)
+    return click.option(name, type=path_type, metavar="DIR", help=help_text, **attrs)
 
 
-data_dir = _folder_option("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]")
+data_dir = _folder_option("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's default]")
 
-_SAVE_DIR_OPTION = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]")
-#: The folder that was named, if any.
+_SAVE_DIR_OPTION = ("--save-dir", "Folder of the runs.  [default: MMF_SAVE_DIR, else ./save]")
+#: ``--save-dir``, or ``None`` if it is not given.
 save_dir = _folder_option(*_SAVE_DIR_OPTION)
 
-#: The folder that was named, or else its default.
+#: ``--save-dir``, or its default if it is not given.
 save_dir_or_default = _folder_option(
     *_SAVE_DIR_OPTION, callback=lambda _ctx, _param, chosen: MmfPaths.resolve(None, chosen).save_dir
 )
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range, in which NaN is not."""
+    """Range of numbers that excludes NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; click's own takes NaN, which compares with none, for one in range."""
+        """Return the number; click alone accepts NaN because it is neither below nor above the range."""
         if math.isnan(number := super().convert(value, param, ctx)):
             self.fail(f"{value} is not a number.", param, ctx)
         return number
@@ -115,28 +117,28 @@ stop_timeout = click.option(
     default=CommandOptions.stop_timeout,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for a sign of life after Ctrl+C.",
+    help="Seconds without progress after Ctrl+C before the worker is killed.",
 )
 
 source = click.option(
     "--source",
     metavar="URL_OR_FOLDER",
-    help="Look for the archives here first: a mirror, a folder such as a USB stick, or a file.",
+    help="Look for archives here first: a mirror's URL, a folder such as a USB stick, or a file.",
 )
 
 keep_archives = click.option(
     "--keep-archives/--no-keep-archives",
     default=True,
     show_default=True,
-    help="Keep downloaded archives, so that repairs need no download.",
+    help="Keep downloaded archives so that repairs need no download.",
 )
 
 trust = click.option(
     "--trust",
     is_flag=True,
-    help="Run code that comes with files: a checkpoint's classes besides tensors and plain values, a model's "
-    "own code (trust_remote_code), and the folder of code that a preset names (env.user_dir), which is "
-    "trusted from then on. Use it only if you trust where the files come from.",
+    help="Run code that comes with files: classes in a checkpoint other than tensors and plain values, a "
+    "model's own code (trust_remote_code), and the code folder of a preset (env.user_dir), which stays "
+    "trusted. Use it only if you trust the origin of the files.",
 )
 
 precision = click.option(
@@ -149,20 +151,20 @@ precision = click.option(
 fast = click.option(
     "--fast/--no-fast",
     default=None,
-    help="Pad texts to the longest of the batch instead of to 128 tokens, and run convolutions in "
-    "channels-last format. Dropout then draws other random numbers.  [default: the run's, else --no-fast]",
+    help="Pad texts to the longest in the batch instead of to 128 tokens, and run convolutions in "
+    "channels-last format. Dropout then draws different numbers.  [default: the run's, else --no-fast]",
 )
 
 
 def output(help_text: str, metavar: str = "DIR", **attrs: Any) -> _Decorator:
-    """``-o``, which names a folder, or a file where ``metavar`` is ``EXISTING_FILE``."""
+    """Add ``-o``, which takes a folder, or a file if ``metavar`` is ``FILE``."""
     is_file = metavar == "FILE"
-    path = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
-    return click.option("-o", "--output", type=path, metavar=metavar, help=help_text, **attrs)
+    path_type = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
+    return click.option("-o", "--output", type=path_type, metavar=metavar, help=help_text, **attrs)
 
 
 def output_format(*other_formats: str, help_text: str) -> _Decorator:
-    """``--format``: text, or one of ``others``."""
+    """Add ``--format``: text, or one of ``other_formats``."""
     choice = click.Choice(["text", *other_formats])
     return click.option("--format", "form", type=choice, default="text", show_default=True, help=help_text)
 
@@ -170,7 +172,7 @@ def output_format(*other_formats: str, help_text: str) -> _Decorator:
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 allow_missing = click.option(
-    "--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing."
+    "--allow-missing", is_flag=True, help="Exclude rows with missing features or images."
 )
 
 no_retry = click.option(
@@ -179,67 +181,77 @@ no_retry = click.option(
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Fail at once when memory runs out, instead of retrying with smaller batches or fewer workers.",
+    help="Do not retry with smaller batches or fewer workers after running out of memory.",
 )
 
 
 def _parse_number_or_auto(value: str) -> Any:
-    """A positive number, or ``auto``."""
+    """Return a positive integer, or ``auto``."""
     return value if value == "auto" else click.IntRange(1)(value)
 
 
 def number_or_auto(name: str, help_text: str, **attrs: Any) -> _Decorator:
-    """An option that takes a positive whole number or ``auto``."""
+    """Add an option that takes a positive integer or ``auto``."""
     return click.option(name, type=_parse_number_or_auto, metavar="N|auto", help=help_text, **attrs)
 
 
 def process_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of how many processes train together, and where."""
-    on_gpus = "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs."
-    env: dict[str, Any] = {"envvar": "MMFW_NPROC", "show_envvar": True}
-    nproc = number_or_auto("--nproc", f"{on_gpus}  [default: 1]", **env)
-    cpu = click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are.")
-    nnodes = number("--nnodes", help_text="On how many machines; start the same command on each.", default=1)
-    node = number(
-        "--node-rank", help_text="Which of them this is, from 0. The first keeps the run.", minimum=0
+    """Add the options for the number of training processes and their machines."""
+    nproc_help = "Training processes on this machine, each on its own GPU. auto uses all GPUs."
+    nproc_attrs: dict[str, Any] = {"envvar": "MMFW_NPROC", "show_envvar": True}
+    nproc = number_or_auto("--nproc", f"{nproc_help}  [default: 1]", **nproc_attrs)
+    cpu = click.option("--cpu", is_flag=True, help="Train on the CPU even if there are GPUs.")
+    nnodes = number(
+        "--nnodes", help_text="Number of nodes (machines); start the same command on each.", default=1
     )
-    meeting = "Where they meet: the first one, and a free port of it."
-    rdzv = click.option("--rdzv", metavar="HOST:PORT", help=meeting)
-    return nproc(cpu(nnodes(node(rdzv(function)))))
+    node_rank = number(
+        "--node-rank", help_text="Node rank of this machine, from 0. The run is saved on node 0.", minimum=0
+    )
+    rdzv = click.option("--rdzv", metavar="HOST:PORT", help="Address of node 0, and a free port on it.")
+    return nproc(cpu(nnodes(node_rank(rdzv(function)))))
 
 
 def confirm(question: str, assume_yes: bool) -> bool:
-    """Whether the user says yes, or has said so before. Raises UsageError where nobody answers."""
+    """Return whether the user confirms the question, which ``assume_yes`` answers without asking.
+
+    Raises:
+        UsageError: Standard input has no answer.
+        click.Abort: The user pressed Ctrl+C.
+    """
     try:
         return assume_yes or click.confirm(question, err=True)
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
-            raise UsageError("nobody is there to answer", hint="--yes goes on without asking") from None
+            raise UsageError("confirmation required, but there is no input", hint="pass --yes") from None
         raise
 
 
 def password_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--password`` and ``--password-file``.
+    """Add ``--password`` and ``--password-file``.
 
-    Its argument ``ask`` answers with the password: that of an option or of MMFW_PASSWORD, else what the user
-    types, who is asked only when ``ask`` is called. It is None without a password and a terminal.
+    The command receives ``ask``, a callback that returns the password from an option or from MMFW_PASSWORD.
+    If none is set, each call prompts for it. ``ask`` is ``None`` if there is neither a password nor a
+    terminal.
+
+    Returns:
+        The decorated command.
     """
 
     @click.option(
         "--password",
         metavar="P",
         envvar="MMFW_PASSWORD",
-        help="The archive's password. It can be seen in the list of processes and stays in the shell's "
-        "history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
+        help="The archive's password. It is visible in the process list and stays in the shell's history; to "
+        "avoid that, use --password-file, the variable MMFW_PASSWORD or the hidden prompt.",
     )
     @click.option(
-        "--password-file", type=EXISTING_FILE, metavar="F", help="A file whose first line is the password."
+        "--password-file", type=EXISTING_FILE, metavar="F", help="File whose first line is the password."
     )
     @wraps(function)
     def command(*, password: str | None, password_file: Path | None, **arguments: Any) -> None:
         if password_file is not None:
             if click.get_current_context().get_parameter_source("password") is ParameterSource.COMMANDLINE:
-                raise UsageError("--password and --password-file both name the password; give one of them")
+                raise UsageError("--password and --password-file both set the password; use one")
             password = _read_password(password_file)
         function(ask=_password_callback(password), **arguments)
 
@@ -247,7 +259,7 @@ def password_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def archive_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of where archives come from, as a :class:`Mirror`, ``mirror``."""
+    """Add the options for the source of archives; the command receives a :class:`Mirror` as ``mirror``."""
 
     @source
     @password_options
@@ -264,14 +276,18 @@ def archive_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def collect_options(**classes: type[Any]) -> _Decorator:
-    """Hand a command, by each name, an object of a dataclass, made of those options that are its fields."""
+    """Return a decorator that collects options of a command into dataclass objects.
+
+    Args:
+        classes: Parameter of the command → dataclass whose fields are the names of the options.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def command(**values: Any) -> Any:
-            for name, kind in classes.items():
-                given = [field.name for field in fields(kind) if field.name in values]
-                values[name] = kind(**{field: values.pop(field) for field in given})
+            for name, options_class in classes.items():
+                field_names = [field.name for field in fields(options_class) if field.name in values]
+                values[name] = options_class(**{field: values.pop(field) for field in field_names})
             return function(**values)
 
         return command
@@ -280,12 +296,12 @@ def collect_options(**classes: type[Any]) -> _Decorator:
 
 
 def folders_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--data-dir`` and ``--save-dir``, each None where it is not named, and ``--json``."""
+    """Add ``--data-dir`` and ``--save-dir``, which are ``None`` if not given, and ``--json``."""
     return data_dir(save_dir(as_json(function)))
 
 
 def save_dir_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--save-dir``, which is never None, and ``--json``."""
+    """Add ``--save-dir``, which has its default if not given, and ``--json``."""
     return save_dir_or_default(as_json(function))
 
 
@@ -302,7 +318,7 @@ def _read_password(path: Path) -> str:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: the password file is not UTF-8 text") from None
-    # A password may hold what Python counts as an end of line besides, such as U+2028.
+    # A password may contain other characters that Python treats as ends of lines, such as U+2028.
     line = text.partition("\n")[0].removesuffix("\r")
     if not line:
         raise UsageError(f"{path}: the password file is empty")

@@ -38,7 +38,7 @@ from mmf_win.upstream.install import require_packages
 
 @dataclass(frozen=True)
 class _WeightOptions:
-    """Whose weights predict; see the options of these names."""
+    """Options that select the weights, named as on the command line except for ``--with``."""
 
     checkpoint: tuple[str, ...]
     published: str | None
@@ -47,6 +47,7 @@ class _WeightOptions:
     source: str | None
 
 
+# Options about prediction files, which --image does not write.
 _FILE_OPTIONS = {
     "threshold": "--threshold",
     "output": "--output",
@@ -63,13 +64,13 @@ _FILE_OPTIONS = {
     show_default="best",
     metavar="best|last|PATH",
     shell_complete=options.make_completer("best", "last"),
-    help="The weights to use; may be given several times.",
+    help="Checkpoint to use; may be repeated.",
 )
 @click.option(
     "--published",
     metavar="PRESET",
     shell_complete=options.make_completer("PRESET"),
-    help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
+    help="Use the fine-tuned weights that MMF's zoo publishes for PRESET, downloaded if necessary.",
 )
 @click.option(
     "--best-of", metavar="SWEEP", help="Use all seeds of the best combination, by validation AUROC."
@@ -79,14 +80,13 @@ _FILE_OPTIONS = {
     "exported",
     metavar="DIR",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Predict by the model that `mmfw export` has put in DIR; region features it cannot read here. "
-    "Its run keeps the predictions.",
+    help="Use the exported model in DIR (without region features). Predictions are saved in its run.",
 )
 @options.source
 @options.trust
 @options.split(
-    "The annotation file's name, such as test_seen; may be given several times.  [default: the run's, or "
-    "with --published the paper's, dev_seen and test_seen]",
+    "Name of an annotation file, such as test_seen; may be repeated.  [default: the run's test split, or "
+    "with --published the paper's splits, dev_seen and test_seen]",
     multiple=True,
 )
 @click.option(
@@ -94,8 +94,8 @@ _FILE_OPTIONS = {
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Predict your own memes: a .csv or .jsonl with img (or image) and text, and optionally id and "
-    "label. Paths in it are relative to the file.",
+    help="Predict your own memes: a .csv or .jsonl file with img (or image) and text, and optionally id and "
+    "label. Image paths are relative to the file.",
 )
 @click.option(
     "--image",
@@ -104,24 +104,24 @@ _FILE_OPTIONS = {
     metavar="FILE",
     help="Print the probability that one meme is hateful: this image with --text. Writes no files.",
 )
-@click.option("--text", metavar="TEXT", help="The text of the meme in --image.")
+@click.option("--text", metavar="TEXT", help="Text of the meme in --image.")
 @click.option(
     "--features",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="LMDB",
-    help="Region features of these memes, made by `mmfw features add`.  [default: the data folder's]",
+    help="Region features of these memes, built by `mmfw features add`.  [default: the data folder's]",
 )
 @click.option(
     "--ensemble",
     type=click.Choice(list(BLEND_METHODS)),
-    help="Blend the runs' and checkpoints' predictions into one.",
+    help="Blend the predictions of the runs and checkpoints into one.",
 )
 @click.option(
     "--threshold",
     type=click.Choice(["0.5", "best-accuracy"]),
     default="0.5",
     show_default=True,
-    help="The probability above which a meme is labelled hateful. best-accuracy chooses it on the validation "
+    help="Probability above which a meme is labelled hateful. best-accuracy selects it on the validation "
     "split, which is then predicted, too.",
 )
 @options.number("--batch-size", help_text="Memes per batch.  [default: the run's]")
@@ -130,11 +130,11 @@ _FILE_OPTIONS = {
 @click.option(
     "--report/--no-report",
     default=True,
-    help="Whether to write a page beside the predictions, which takes seconds.",
+    help="Write a report page next to the predictions, which takes a few seconds.",
 )
 @options.output(
-    "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
-    "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]"
+    "Folder for prediction files, scores and pages. They get new names, so that nothing is overwritten. "
+    "`mmfw report` and `mmfw runs` do not search there.  [default: the run's reports]"
 )
 @tracking_options
 @options.stop_timeout
@@ -145,7 +145,7 @@ _FILE_OPTIONS = {
     command_options=CommandOptions, weights=_WeightOptions, prediction_options=PredictionOptions
 )
 def command(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     weights: _WeightOptions,
     prediction_options: PredictionOptions,
     report: bool,
@@ -156,43 +156,42 @@ def command(
 ) -> None:
     """Predict splits, or your own memes, with trained runs or published weights.
 
-    Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
-    the split has labels. RUN is a run's id, its name or its folder, by default the newest run. Several
-    runs or checkpoints are predicted one by one; --ensemble also blends them. A page with the same name lies
-    beside each prediction file. --json prints one object per prediction file, each on a line.
+    Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result if
+    the split has labels. RUN is a run's id, name or folder; the default is the newest run. Several runs or
+    checkpoints are predicted one by one; --ensemble also blends them. Each prediction file gets a report
+    page with the same name next to it. --json prints one object per prediction file, each on one line.
 
     Examples:
       mmfw predict                              the newest run's best checkpoint, on its test split
       mmfw predict mmbt_grid                    the newest run of that name
       mmfw predict mmbt_grid --split dev_seen --split test_seen -o predictions
       mmfw predict --checkpoint model.ckpt
-      mmfw predict --with model --split dev_seen    by the model that `mmfw export` has put there
+      mmfw predict --with model --split dev_seen    with a model exported by `mmfw export`
       mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
       mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
       mmfw predict --best-of mmbt_grid          all seeds of a sweep's best combination
       mmfw predict --checkpoint best --checkpoint last --ensemble mean
       mmfw predict --threshold best-accuracy
       mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
-      mmfw predict mmbt_grid --track mlflow     send scores and predictions to MLflow
+      mmfw predict mmbt_grid --track mlflow     upload scores and predictions to MLflow
       mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
       mmfw predict visual_bert --memes own.csv --features own.lmdb
     """
     _require_one_input(prediction_options)
-    found = enabled_trackers(trackers, upload_options)
-    follow = click.get_current_context().with_resource(manage_followers(found, upload_options, sweep_of_run))
-    runs, overrides = split_arguments(words)
-    asked, features = (
-        replace(prediction_options.command_options, overrides=overrides),
-        prediction_options.features,
-    )
+    active_trackers = enabled_trackers(trackers, upload_options)
+    followers = manage_followers(active_trackers, upload_options, sweep_of_run)
+    follow = click.get_current_context().with_resource(followers)
+    runs, overrides = split_arguments(arguments)
+    command_options = replace(prediction_options.command_options, overrides=overrides)
+    features = prediction_options.features
     require_predictable(
-        asked, features=features, memes=prediction_options.memes, image=prediction_options.image
+        command_options, features=features, memes=prediction_options.memes, image=prediction_options.image
     )
-    prediction_options = replace(prediction_options, command_options=asked)
+    prediction_options = replace(prediction_options, command_options=command_options)
     _require_one_weight_source(weights, prediction_options, runs)
     members, prediction_options = _choose_members(weights, prediction_options, runs, save_dir)
     if len({member.run for member in members}) > 1:
-        require_no_env_run_id(found)
+        require_no_env_run_id(active_trackers)
     output = prediction_options.output and prediction_options.output.absolute()
     prediction_options = replace(
         prediction_options, output=output, features=find_lmdb(features) if features else None
@@ -200,74 +199,80 @@ def command(
     if prediction_options.image:
         probas = evaluation.predict_meme(members, save_dir, prediction_options, RunDisplay)
         _print_probas(probas, members, prediction_options.ensemble, as_json)
-        if trackers:  # which a variable has named
-            print_status("note: what --image predicts is not sent")
+        if trackers:  # set by MMFW_TRACK
+            print_status("warning: predictions of --image are not uploaded")
         return
     for result in evaluation.predict_and_score(members, save_dir, prediction_options, RunDisplay):
         _print_result(result, prediction_options.data_dir, report=report, as_json=as_json)
     if output and trackers:
-        print_status("note: predictions that --output puts elsewhere are not sent")
+        print_status("warning: predictions written to --output are not uploaded")
     for run in dict.fromkeys(member.run for member in members):
         follow(run)
 
 
 def _require_one_input(prediction_options: PredictionOptions) -> None:
-    """Refuse options that name different things to predict, and with --image those that are about files."""
-    named = {
+    """Reject several kinds of input, and with ``--image`` options about prediction files."""
+    inputs = {
         "--split": prediction_options.split,
         "--memes": prediction_options.memes,
         "--image": prediction_options.image,
     }
-    given = [option for option, value in named.items() if value]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
+    used = [option for option, value in inputs.items() if value]
+    if len(used) > 1:
+        raise UsageError(f"{' and '.join(used)} select different memes; use one")
     if (count := len([*prediction_options.memes, *prediction_options.image])) > 1:
-        raise UsageError(f"{given[0]} is given {count} times", hint="give one; --memes takes a table of many")
+        raise UsageError(f"{used[0]} is set {count} times", hint="use one; --memes reads a table of memes")
     if (not prediction_options.image) != (prediction_options.text is None):
-        raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
+        raise UsageError("--image and --text require each other", hint='use --text "" if there is no text')
     context = click.get_current_context()
     for name, option in _FILE_OPTIONS.items() if prediction_options.image else ():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and context.params[name] not in ("0.5", False):
-            message = f"{option} is about files of predictions, and --image prints a probability alone"
-            raise UsageError(message, hint="`mmfw predict --memes FILE` or `--split SPLIT` writes such files")
+            message = f"{option} cannot be combined with --image, which writes no prediction files"
+            raise UsageError(message, hint="use --memes FILE or --split SPLIT to write prediction files")
 
 
 def _require_one_weight_source(
     weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str]
 ) -> None:
-    """Refuse what names other weights beside --with, --best-of or --published."""
-    preset, asked = weights.published, prediction_options.command_options
+    """Reject several sources of weights, and options that one of them excludes."""
+    preset, command_options = weights.published, prediction_options.command_options
     if weights.exported:
-        given: dict[str, object] = {"RUN": runs, "KEY=VALUE": asked.overrides}
-        given |= {"--checkpoint": weights.checkpoint, "--published": preset}
-        given |= {
+        conflicting: dict[str, object] = {"RUN": runs, "KEY=VALUE": command_options.overrides}
+        conflicting |= {
+            "--checkpoint": weights.checkpoint,
+            "--published": preset,
             "--best-of": weights.best_of,
-            "--source": weights.source,
-            "--features": prediction_options.features,
         }
-        given |= {"--batch-size": asked.batch_size, "--precision": asked.precision, "--fast": asked.fast}
-        if named := [name for name, value in given.items() if value not in (None, ())]:
-            raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
+        conflicting |= {"--source": weights.source, "--features": prediction_options.features}
+        conflicting |= {
+            "--batch-size": command_options.batch_size,
+            "--precision": command_options.precision,
+            "--fast": command_options.fast,
+        }
+        if used := [name for name, value in conflicting.items() if value not in (None, ())]:
+            raise UsageError(f"--with cannot be combined with {' and '.join(used)}")
     if weights.best_of is not None and (runs or preset is not None):
-        raise UsageError("--best-of names the runs, so no other weights can be named")
+        raise UsageError("--best-of cannot be combined with RUN or --published")
     if weights.source is not None and preset is None:
-        raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
+        raise UsageError(
+            "--source requires --published", hint="use `mmfw features fetch PRESET --source ...`"
+        )
     if preset is not None and (runs or weights.checkpoint):
         other = "--checkpoint" if weights.checkpoint else f"a run ({runs[0]})"
-        raise UsageError(f"--published and {other} both name the weights", hint="leave out one of them")
+        raise UsageError(f"--published and {other} both select the weights", hint="use one of them")
     if preset is not None and prediction_options.ensemble is not None:
         raise UsageError(
-            "--published predicts one set of weights, and --ensemble needs several",
-            hint="predict it without --ensemble; then its run can be blended with others: "
-            f"mmfw predict {preset}-published RUN --ensemble {prediction_options.ensemble}",
+            "--ensemble requires several sets of weights, but --published selects one",
+            hint="predict without --ensemble, then blend its run with others: "
+            f"`mmfw predict {preset}-published RUN --ensemble {prediction_options.ensemble}`",
         )
 
 
 def _choose_members(
     weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str], save_dir: Path
 ) -> tuple[list[RunCheckpoint], PredictionOptions]:
-    """Whose weights predict, and what is predicted with them."""
+    """Return the checkpoints that predict, and the options completed with what they determine."""
     if weights.exported is not None:
         model = ExportedModel.from_folder(weights.exported)
         run = find_run(save_dir, model.metadata["run"])
@@ -275,22 +280,20 @@ def _choose_members(
             prediction_options, predict_function=model.predict
         )
     if weights.published is not None:
-        places, is_own = (
-            MmfPaths.resolve(prediction_options.data_dir, save_dir),
-            bool(prediction_options.memes or prediction_options.image),
-        )
+        places = MmfPaths.resolve(prediction_options.data_dir, save_dir)
+        is_user_data = bool(prediction_options.memes or prediction_options.image)
         split = prediction_options.split or (
-            () if is_own else tuple(find_paper_splits(places.dataset).values())
+            () if is_user_data else tuple(find_paper_splits(places.dataset).values())
         )
         for name in split:  # before a long download
             require_split(places.dataset, name)
-        run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_own)
+        run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_user_data)
         return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(prediction_options, split=split)
     if weights.best_of is not None:
         sweep = find_sweep(save_dir, weights.best_of)
         best = next((line.task_ids for line in build_table(sweep, metric="auroc")), ())
-        if not best:  # without any run, the newest would be predicted
-            raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
+        if not best:  # an empty list of runs would select the newest run
+            raise UsageError(f"{sweep.path}: no finished task with a trained run")
         runs = [str(sweep.path / Path(task).name) for task in best]
     return evaluation.select_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), prediction_options
 
@@ -298,33 +301,33 @@ def _choose_members(
 def _print_probas(
     probas: Sequence[float], members: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool
 ) -> None:
-    """Print the probability of one meme by each member, or by the ensemble of all."""
-    whose = [[member] for member in members] if ensemble is None else [members]
-    for proba, of in zip(probas, whose, strict=True):
+    """Print the probability of one meme by each checkpoint, or by the ensemble of all."""
+    groups = [[member] for member in members] if ensemble is None else [members]
+    for proba, group in zip(probas, groups, strict=True):
         if as_json:
-            names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
-            print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
+            member_names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in group]
+            print_json({"proba": proba, "ensemble": ensemble, "members": member_names}, on_one_line=True)
         else:
             print(f"{proba:.4f}", flush=True)
 
 
 def _print_result(result: PredictionResult, data_dir: Path | None, *, report: bool, as_json: bool) -> None:
-    """Print the scores and the file, and make its page."""
+    """Print the scores and the prediction file, and write its report page."""
     scored = result.scored
     if not as_json:
         _print_scores(result)
         print_result(scored.csv)
-    made = _write_page(result, data_dir) if report else None
+    page = _write_page(result, data_dir) if report else None
     if as_json:
-        print_json({"csv": scored.csv, "report": made, **result.record}, on_one_line=True)
+        print_json({"csv": scored.csv, "report": page, **result.record}, on_one_line=True)
 
 
 def _write_page(result: PredictionResult, data_dir: Path | None) -> Path | None:
-    """The page about a prediction; None where a package is missing."""
+    """Write the report page of a prediction; return ``None`` if a package is missing."""
     try:
         require_packages("jinja2", "matplotlib", "pillow")
-    except MmfEnvironmentError as error:  # the predictions are there, and that is what was asked for
-        print_status(f"no report: {error}")
+    except MmfEnvironmentError as error:  # not an error: the predictions are already written
+        print_status(f"warning: no report written: {error}")
         return None
     from mmf_win.results.report import pages
 
@@ -338,18 +341,18 @@ def _write_page(result: PredictionResult, data_dir: Path | None) -> Path | None:
 
 def _print_scores(result: PredictionResult) -> None:
     metrics = result.record
-    where = f"{result.scored.coverage}: {result.title}"
+    heading = f"{result.scored.coverage}: {result.title}"
     if metrics["accuracy"] is None:
-        known = f"{metrics['labelled']:,} of {metrics['rows']:,}" if metrics["labelled"] else "no"
-        print_status(f"{where}: {known} labels, so there is nothing to score")
+        labelled = f"{metrics['labelled']:,} of {metrics['rows']:,} rows are labelled"
+        print_status(f"{heading}: {labelled}, skipping metrics")
         return
-    print_status(where)
+    print_status(heading)
     if metrics["auroc"] is None:
-        print_status("  AUROC is not defined, since all labels are of one class")
+        print_status("  AUROC is undefined because all labels are of one class")
     for name, title in METRIC_TITLES.items():
         if metrics[name] is not None:
             interval = metrics["intervals"].get(name)
-            sure = "  (95 %: {:.4f} to {:.4f})".format(*interval) if interval else ""
-            print_status(f"  {title:<17} {metrics[name]:.4f}{sure}")
+            interval_text = "  (95% CI: {:.4f} to {:.4f})".format(*interval) if interval else ""
+            print_status(f"  {title:<17} {metrics[name]:.4f}{interval_text}")
     if metrics["threshold_from"] != "default":
-        print_status(f"  labelled hateful above {metrics['threshold']:.4f}, for {metrics['threshold_from']}")
+        print_status(f"  threshold: {metrics['threshold']:.4f}, for {metrics['threshold_from']}")

@@ -1,4 +1,4 @@
-"""Shows the worker's events to the user while it runs."""
+"""Display of a worker's events while it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mmf_win.runs.scores import val_auroc
 
 
 class EventBar:
-    """A progress bar that a worker's events start, move and end.
+    """Progress bar that is driven by a worker's events.
 
     Attributes:
-        notes: the figures to show with the bar, by their names.
+        figures: Figures to show with the bar, by name.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class EventBar:
         self._bar = Progress(title, total, unit, done, leave=leave).__enter__()
 
     def advance_to(self, done: int, *more_figures: str) -> None:
-        """Show how much is done, if a bar was started."""
+        """Move the bar to ``done`` units, if one was started."""
         if self._bar is not None:
             notes = [*(f"{name} {value}" for name, value in self.figures.items()), *more_figures]
             self._bar.annotate(", ".join(notes))
             self._bar.advance(max(0, done - self._bar.done))
 
     def close(self) -> None:
-        """End the bar."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.__exit__()
             self._bar = None
 
 
 class RunDisplay(EventBar):
-    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.DisplayFactory` describes."""
+    """Display of the events of one attempt; see :data:`mmf_win.runs.attempts.DisplayFactory`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,24 +68,24 @@ class RunDisplay(EventBar):
             print_status(describe_loaded_weights(event))
 
     def _on_train_started(self, event: Event) -> None:
-        seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first
-        half = "" if event["precision"] == "fp32" else f" in {event['precision']}"
+        seed = "" if event["update"] else f", seed {event['seed']}"  # a resumed run keeps its seed
+        precision = "" if event["precision"] == "fp32" else f" in {event['precision']}"
         print_status(
-            f"training on {event['device']}{half}: {event['parameters']:,} parameters, "
+            f"training on {event['device']}{precision}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}{seed}{_coverage_text(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
             self._gpu_figures = machine.iter_gpu_usage()
         if event.get("known_fit"):
-            ignore = "--ignore-known-fits begins with the whole batch"
-            print_status(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
+            hint = "--ignore-known-fits starts with the whole batch"
+            print_status(f"micro-batch {event['micro_batch']}, known to fit ({hint})")
         self._is_on_cpu = event["device"] == "cpu"
         self.start("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
-            why = " (on a CPU there is no limit to look for)" if self._is_on_cpu else ""
-            print_status(f"micro-batch {event['rows']}{why}")
+            reason = " (not limited on a CPU)" if self._is_on_cpu else ""
+            print_status(f"micro-batch {event['rows']}{reason}")
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:
@@ -93,7 +93,7 @@ class RunDisplay(EventBar):
         self._advance(event["update"])
 
     def _on_checkpoint(self, event: Event) -> None:
-        if event["best"]:  # told before its validation is
+        if event["best"]:  # this event comes before that of its validation
             self._best_update = event["update"]
 
     def _on_val(self, event: Event) -> None:
@@ -108,7 +108,7 @@ class RunDisplay(EventBar):
         self._advance(event["update"])
 
     def _on_note(self, event: Event) -> None:
-        print_status(f"note: {event['text']}")
+        print_status(f"warning: {event['text']}")
 
     def _on_predict(self, event: Event) -> None:
         if self._bar is None:
@@ -120,6 +120,6 @@ class RunDisplay(EventBar):
 
 
 def _coverage_text(event: Event, prefix: str) -> str:
-    """What the event's rows are a part of, after ``before``; empty where none are known to be left out."""
+    """Return the event's coverage after ``prefix``, or an empty text if no rows are known to be excluded."""
     data = Coverage.from_json(event.get("data"))
     return f"{prefix}{data}" if data and data.is_partial else ""

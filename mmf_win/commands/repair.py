@@ -21,31 +21,31 @@ from mmf_win.inputs.input_files import Mirror
 @options.archive_options
 @options.folders_and_json
 def command(
-    words: Sequence[str], mirror: Mirror, data_dir: Path | None, save_dir: Path | None, as_json: bool
+    arguments: Sequence[str], mirror: Mirror, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
-    """Repair what `mmfw verify` finds damaged, and touch nothing else.
+    r"""Repair what `mmfw verify` finds damaged, and change nothing else.
 
-    Files of the dataset, features and weights are rewritten from the archive that they came from, found
-    where it lay or by --source, else downloaded where they can be; MMF is fetched again. A damaged checkpoint
-    cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
-    stays damaged.
+    Files of the dataset, features and weights are rewritten from their archive, at its previous path or from
+    --source, or else downloaded if possible; MMF is fetched again. A damaged checkpoint cannot be repaired:
+    the newest intact one is shown, and nothing is deleted. Exits with 3 if something is still damaged.
 
     Examples:
       mmfw repair
-      mmfw repair dataset --source E:\\hateful_memes.zip
+      mmfw repair dataset --source E:\hateful_memes.zip
       mmfw repair features --source /media/usb
       mmfw repair visual_bert_coco mmf
     """
-    names, overrides, places = resolve_arguments(words, data_dir, save_dir)
-    found = repair_parts(names, places, overrides, mirror)
-    print_results(found, as_json=as_json)
-    kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
-    kind = next(kinds, DataError)
-    if damaged := [finding.title for finding in found if finding.state == "damaged"]:
-        raise kind(f"{len(damaged)} of {len(found)} are still damaged: {', '.join(damaged)}")
-    if failed := [finding.title for finding in found if finding.error is not None]:
-        raise kind(f"cannot be repaired: {', '.join(failed)}")
-    if found and not any(finding.repaired for finding in found):
-        unknown = [finding.title for finding in found if finding.state == "not verified"]
-        instead = f"nothing is known to be damaged; not verified: {', '.join(unknown)}"
-        print_status(instead if unknown else "nothing is damaged")
+    names, overrides, places = resolve_arguments(arguments, data_dir, save_dir)
+    results = repair_parts(names, places, overrides, mirror)
+    print_results(results, as_json=as_json)
+    errors = [result.error for result in results]
+    error_types = (kind for kind in (PasswordError, InUseError) if any(isinstance(e, kind) for e in errors))
+    error_type = next(error_types, DataError)
+    if damaged := [result.title for result in results if result.state == "damaged"]:
+        raise error_type(f"{len(damaged)} of {len(results)} are still damaged: {', '.join(damaged)}")
+    if failed := [result.title for result in results if result.error is not None]:
+        raise error_type(f"cannot repair {', '.join(failed)}")
+    if results and not any(result.repaired for result in results):
+        unknown = [result.title for result in results if result.state == "not verified"]
+        message = f"no damage found; not verified: {', '.join(unknown)}"
+        print_status(message if unknown else "no damage found")

@@ -46,9 +46,9 @@ _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "u
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--preset", metavar="PRESET", shell_complete=_COMPLETE_PRESET, help="Only runs of this preset.")
 @click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
-@options.number("--limit", help_text="Only the newest N of them.")
-@click.option("--sweep", metavar="NAME", help="The runs of this sweep, by its name or folder.")
-@options.output_format("csv", help_text="How to print the list; CSV has all columns.")
+@options.number("--limit", help_text="Only the newest N runs.")
+@click.option("--sweep", metavar="NAME", help="Only runs of this sweep, given by name or folder.")
+@options.output_format("csv", help_text="Output format; CSV has all columns.")
 @options.save_dir_and_json
 @click.pass_context
 def command(
@@ -61,7 +61,7 @@ def command(
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """List what ran and how well, the newest first, and then each sweep on one line.
+    """List runs with their scores, newest first, then sweeps with one line each.
 
     Examples:
       mmfw runs
@@ -72,62 +72,65 @@ def command(
       mmfw runs show mmbt_grid --verify
       mmfw runs compare mmbt_grid vilbert
       mmfw runs rm mmbt_grid/2026-01-31T12-00-00
-      mmfw runs fix-names save        rename reports whose names Windows refuses
+      mmfw runs fix-names save        rename reports whose names are invalid on Windows
+
+    Raises:
+        UsageError: Options cannot be combined.
     """
-    of_runs_alone = any(given is not None for given in (preset, state, limit, sweep))
+    only_runs = any(value is not None for value in (preset, state, limit, sweep))
     if ctx.invoked_subcommand is not None:
-        if of_runs_alone or form != "text":
-            of_list = "--preset, --state, --limit, --sweep and --format are for the list"
-            raise UsageError(f"{of_list}, not for {ctx.invoked_subcommand}")
+        if only_runs or form != "text":
+            list_options = "--preset, --state, --limit, --sweep and --format"
+            raise UsageError(f"{list_options} cannot be combined with {ctx.invoked_subcommand}")
         return
     if form == "csv" and as_json:
-        raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
-    of_runs_alone |= as_json or form == "csv"
-    sweeps = [] if of_runs_alone else [_sweep_row(folder) for folder in list_sweeps(save_dir)]
+        raise UsageError("--format csv and --json cannot be combined", hint="use one of them")
+    only_runs |= as_json or form == "csv"
+    sweeps = [] if only_runs else [_sweep_row(folder) for folder in list_sweeps(save_dir)]
     save_dir = save_dir if sweep is None else find_sweep(save_dir, sweep).path
-    found = summarize_runs(save_dir, preset=preset, state=state, limit=limit)
-    if preset is not None and not (found or state):
-        presets.load(preset)  # refuses what is no preset
+    summaries = summarize_runs(save_dir, preset=preset, state=state, limit=limit)
+    if preset is not None and not (summaries or state):
+        presets.load(preset)  # raises if there is no such preset
     if as_json:
-        print_json([summary.columns() for summary in found])
+        print_json([summary.columns() for summary in summaries])
     elif form == "csv":
-        rows = [summary.columns() | {"started": format_utc_time(summary.started)} for summary in found]
+        rows = [summary.columns() | {"started": format_utc_time(summary.started)} for summary in summaries]
         print_csv(list(RunSummary("", "").columns()), rows)
-    elif not found and of_runs_alone:
-        print_status(f"there are no such runs in {save_dir}")
-    elif not found and not sweeps:
+    elif not summaries and only_runs:
+        print_status(f"no matching runs in {save_dir}")
+    elif not summaries and not sweeps:
         train = format_command("mmfw", "train", "PRESET", "--save-dir", save_dir)
-        print_status(f"there are no runs in {save_dir}; `{train}` makes one")
+        print_status(f"no runs in {save_dir}; run `{train}` to create one")
     else:
-        lines = [*map(_run_row, found), *sweeps]
-        shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
+        lines = [*map(_run_row, summaries), *sweeps]
+        columns = [name for name in lines[0] if any(row.get(name) is not None for row in lines)]
         print(
             format_table(
-                shown, [[line.get(name) for name in shown] for line in lines], optional=_OPTIONAL_COLUMNS
+                columns, [[row.get(name) for name in columns] for row in lines], optional=_OPTIONAL_COLUMNS
             )
         )
 
 
-# On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
+# Dropped on a narrow terminal; `--format csv` and `mmfw runs show` show everything.
 _OPTIONAL_COLUMNS = ("size", "time", "MMF", "seed", "preset", "updates")
 
 
 def _run_row(summary: RunSummary) -> dict[str, object]:
-    trained = summary.state not in ("published", "unreadable")
+    is_trained = summary.state not in ("published", "unreadable")
     return {
         "run": summary.id,
         "preset": summary.preset or None,
         "state": summary.state,
-        "updates": f"{summary.updates or 0}/{summary.max_updates or '?'}" if trained else None,
+        "updates": f"{summary.updates or 0}/{summary.max_updates or '?'}" if is_trained else None,
         "best AUROC": summary.best_auroc,
-        "on": _brief_coverage(None if summary.best_auroc is None else summary.validated_on),
+        "split": _brief_coverage(None if summary.best_auroc is None else summary.validated_on),
         "test AUROC": summary.test_auroc,
-        "of": _brief_coverage(summary.tested_on),
-        "by": summary.test_checkpoint,
+        "test split": _brief_coverage(summary.tested_on),
+        "checkpoint": summary.test_checkpoint,
         "seed": summary.seed,
         "MMF": summary.mmf,
-        "what differs": summary.differs,
-        "time": format_duration(summary.seconds) if trained else None,
+        "differences": summary.differs,
+        "time": format_duration(summary.seconds) if is_trained else None,
         "size": format_size(summary.size),
     }
 
@@ -138,22 +141,22 @@ def _brief_coverage(coverage: Coverage | None) -> str | None:
 
 def _sweep_row(folder: Path) -> dict[str, object]:
     states = Counter(task.state for task in load_started_tasks(SweepFolder(folder)))
-    told = ", ".join(f"{count} {state}" for state, count in states.items())
-    return {"run": f"{SWEEPS_DIR}/{folder.name}", "state": told or "not begun"}
+    state_counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    return {"run": f"{SWEEPS_DIR}/{folder.name}", "state": state_counts or "not started"}
 
 
 @command.command()
 @click.argument("run", required=False, shell_complete=_COMPLETE_RUN)
 @click.option(
-    "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
+    "--verify", is_flag=True, help="Read all checkpoints, and show what they contain and which are intact."
 )
-@click.option("--config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys.")
+@click.option("--config", is_flag=True, help="Print only the run's settings, as a tree of MMF's keys.")
 @options.save_dir_and_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
     """Show everything about one run, by default the newest.
 
-    With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names
-    of the same bytes take up their space only once.
+    With --verify, every byte of the checkpoints is read and compared with the checksums in the file. A file
+    with several names counts only once towards the disk space.
 
     Examples:
       mmfw runs show
@@ -161,24 +164,27 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
       mmfw runs show mmbt_grid --verify
       mmfw runs show mmbt_grid --config
       mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt
+
+    Raises:
+        UsageError: Options cannot be combined.
     """
-    chosen = find_run(save_dir, run)
+    selected = find_run(save_dir, run)
     if config:
         if verify:
-            raise UsageError("--config prints the settings, and --verify checkpoints", hint="choose one")
-        print_settings(chosen.request().settings, as_json)
+            raise UsageError("--config and --verify cannot be combined", hint="use one of them")
+        print_settings(selected.request().settings, as_json)
         return
-    record = RunRecord.read(chosen)
-    known = describe_run(record)
-    found = list_checkpoints(chosen) if verify else []
+    record = RunRecord.read(selected)
+    info = describe_run(record)
+    checkpoints = list_checkpoints(selected) if verify else []
     if verify:
-        known["checkpoints"] = [asdict(each) for each in found]
+        info["checkpoints"] = [asdict(checkpoint) for checkpoint in checkpoints]
     if as_json:
-        print_json(known)
+        print_json(info)
         return
-    print(escape_controls("\n\n".join(_run_sections(record.summary, known))), end="\n\n" if verify else "\n")
+    print(escape_controls("\n\n".join(_run_sections(record.summary, info))), end="\n\n" if verify else "\n")
     if verify:
-        _print_checkpoints(chosen, found)
+        _print_checkpoints(selected, checkpoints)
 
 
 def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
@@ -189,16 +195,16 @@ def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
         f"{key}={format_override_value(value)}" for key, value in run["settings"].items() if value is not None
     ]
     splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
-    told = {
+    facts = {
         "Run": f"{run['id']}, {run['state']}",
-        "Why it ended": run["why"],
+        "Reason": run["why"],
         "Trained": run["attempts"] and f"{amount}; attempts: {len(run['attempts'])}",
         "Best validation AUROC": best,
         **{name: run[name.lower()] for name in ("Preset", "Model", "MMF", "Seed")},
         "Configuration": run["config"],
         "Created": format_local_time(run["started"]),
-        "Checkpoint to start from": run["start"],
-        "Weights to start from": run["published_weights"] or run["init"],
+        "Start checkpoint": run["start"],
+        "Initial weights": run["published_weights"] or run["init"],
         "Weights loaded": "; ".join(dict.fromkeys(run["loaded"])),
         "Settings": " ".join(settings),
         "Training rows": Coverage.from_json(run["trained_on"]),
@@ -206,13 +212,11 @@ def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
         "Data": run["data_dir"],
         "Files": f"{run['path']}, {format_size(run['size'])}",
     }
-    yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
-    if validations := [
-        (each["update"], each["auroc"], Coverage.from_json(each)) for each in run["validations"]
-    ]:
-        yield format_table(("update", "AUROC", "on"), validations)
-    if made := [(p["csv"], p["auroc"], Coverage.from_json(p), p["checkpoint"]) for p in run["predictions"]]:
-        yield format_table(("prediction", "AUROC", "on", "by"), made)
+    yield "\n".join(f"{name}: {value}" for name, value in facts.items() if value not in (None, "", []))
+    if validations := [(v["update"], v["auroc"], Coverage.from_json(v)) for v in run["validations"]]:
+        yield format_table(("update", "AUROC", "split"), validations)
+    if rows := [(p["csv"], p["auroc"], Coverage.from_json(p), p["checkpoint"]) for p in run["predictions"]]:
+        yield format_table(("prediction", "AUROC", "split", "checkpoint"), rows)
 
 
 def _print_checkpoints(run: Run, checkpoints: list[SavedCheckpoint]) -> None:
@@ -223,67 +227,70 @@ def _print_checkpoints(run: Run, checkpoints: list[SavedCheckpoint]) -> None:
     rows = []
     for c in checkpoints:
         shared, state = ", ".join(c.same_as) or None, "damaged" if c.problem else "intact"
-        rows.append(
-            (
-                c.name,
-                c.update,
-                c.epoch,
-                c.auroc,
-                format_size(c.size),
-                format_local_time(c.written),
-                shared,
-                state,
-            )
-        )
+        size, written = format_size(c.size), format_local_time(c.written)
+        rows.append((c.name, c.update, c.epoch, c.auroc, size, written, shared, state))
     print(format_table(header, rows))
     on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in checkpoints}.values())
     print_status(f"{format_size(on_disk)} on disk: {run.checkpoints}")
     damaged = [c for c in checkpoints if c.problem]
     for c in damaged:
         print_status(f"{c.name}: {c.problem}")
-    if damaged and (use := intact_checkpoint_hint(run, checkpoints)):
-        print_status(use)
+    if damaged and (hint := intact_checkpoint_hint(run, checkpoints)):
+        print_status(hint)
 
 
 @command.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_COMPLETE_RUN)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.save_dir_and_json
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
-    RUN is a run's id or folder; a name or a time alone must belong to one run only. If RUN is a link, the
-    folder that it points to is removed as well. If one of them is in use, nothing is removed.
+    RUN is a run's id or folder; a name or a time alone must match only one run. If RUN is a link, the folder
+    that it points to is removed, too. If one of the runs is in use, nothing is removed.
 
     Examples:
       mmfw runs rm mmbt_grid/2026-01-31T12-00-00
       mmfw runs rm save/vilbert/2026-01-31T12-00-00 --yes
+
+    Raises:
+        UsageError: A name matches several runs.
     """
-    found = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
-    chosen = list({run.path.resolve(): run for run in found}.values())  # of a run and a link to it, the link
+    matches = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
+    # If a run and a link to it are given, the link is kept.
+    selected = list({run.path.resolve(): run for run in matches}.values())
     for name in runs:
-        several = [run.id for run in iter_matching_runs(save_dir, name)]
-        if len(several) > 1:
-            hint = f"name those that are meant: {format_command(*several)}"
-            raise UsageError(f"there are {len(several)} runs named {name}", hint=hint)
-    for run in chosen:
+        run_ids = [run.id for run in iter_matching_runs(save_dir, name)]
+        if len(run_ids) > 1:
+            hint = f"pass the ids of the runs to remove: {format_command(*run_ids)}"
+            raise UsageError(f"{name} matches {len(run_ids)} runs", hint=hint)
+    for run in selected:
         require_unused(run)
-    confirm_and_remove({run.id: run.path for run in chosen}, lambda: [*map(remove_run, chosen)], yes, as_json)
+    confirm_and_remove(
+        {run.id: run.path for run in selected}, lambda: [*map(remove_run, selected)], yes, as_json
+    )
 
 
 def confirm_and_remove(
     folders: Mapping[str, Path], remove_folders: Callable[[], object], assume_yes: bool, as_json: bool
 ) -> None:
-    """Ask before folders are removed, by their names, and tell how much that has freed."""
+    """Ask for confirmation, remove folders and print the freed space.
+
+    Args:
+        folders: Names and paths of the folders.
+        remove_folders: Removes them.
+        assume_yes: Do not ask.
+        as_json: Also print the result as JSON.
+    """
     for path in folders.values():
         print_status(f"{path}: {format_size(disk_usage(path)[0])}")
-    agreed = options.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", assume_yes)
-    freed = disk_usage(*folders.values())[1] if agreed else 0
-    if agreed:
+    confirmed = options.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", assume_yes)
+    freed = disk_usage(*folders.values())[1] if confirmed else 0
+    if confirmed:
         remove_folders()
     if as_json:
-        print_json({"removed": list(folders) if agreed else [], "freed": freed})
-    print_status(f"freed {format_size(freed)}" if agreed else "nothing is removed")
+        print_json({"removed": list(folders) if confirmed else [], "freed": freed})
+    print_status(f"freed {format_size(freed)}" if confirmed else "aborted, nothing removed")
 
 
 @command.command()
@@ -291,33 +298,34 @@ def confirm_and_remove(
 @click.argument("second", shell_complete=_COMPLETE_RUN)
 @options.save_dir_and_json
 def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
-    """Show how two runs differ: in request, configuration and scores.
+    """Show the differences between two runs: request, configuration and scores.
 
-    `mmfw report RUN RUN` draws a page of it.
+    `mmfw report RUN RUN` writes a page that compares them.
 
     Examples:
       mmfw runs compare mmbt_grid vilbert
       mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json
     """
     runs = find_run(save_dir, first), find_run(save_dir, second)
-    differing = diff_runs(*runs)
-    known = [RunRecord.read(run) for run in runs]
-    a, b = (each.summary for each in known)
+    differences = diff_runs(*runs)
+    records = [RunRecord.read(run) for run in runs]
+    a, b = (record.summary for record in records)
     scores: dict[str, Any] = {
         **{name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc")},
         "validated_on": (_brief_coverage(a.validated_on), _brief_coverage(b.validated_on)),
         "seconds": (a.seconds, b.seconds),
     }
-    tested = [each.scores.scored_by_split for each in known]
-    for split in sorted(set().union(*tested)):
-        both = [scored.get(split) for scored in tested]
-        scores[f"{split}_auroc"] = [each and each.auroc for each in both]
-        scores[f"{split}_by"] = [each and f"{each.checkpoint}, {each.coverage}" for each in both]
+    scores_by_run = [record.scores.scored_by_split for record in records]
+    for split in sorted(set().union(*scores_by_run)):
+        both = [scored.get(split) for scored in scores_by_run]
+        scores[f"{split}_auroc"] = [record and record.auroc for record in both]
+        scores[f"{split}_by"] = [record and f"{record.checkpoint}, {record.coverage}" for record in both]
     if as_json:
-        print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
+        print_json({"runs": [a.id, b.id], "scores": scores, "differences": differences})
         return
     rows = [
-        (key, _format_cell(one), _format_cell(other)) for key, (one, other) in {**scores, **differing}.items()
+        (key, _format_cell(one), _format_cell(other))
+        for key, (one, other) in {**scores, **differences}.items()
     ]
     print(format_table(("", a.id, b.id), rows))
 
@@ -332,9 +340,9 @@ def _format_cell(value: object) -> str | None:
 @click.argument("folder", type=options.EXISTING_FOLDER)
 @options.as_json
 def fix_names(folder: Path, as_json: bool) -> None:
-    """Rename files below FOLDER whose names Windows refuses.
+    """Rename files in FOLDER whose names are invalid on Windows.
 
-    MMF alone puts colons into the names of reports and logs. No file is overwritten.
+    MMF itself uses colons in the names of reports and logs. No file is overwritten.
     """
     renamed = make_portable(folder)
     if as_json:
@@ -342,4 +350,4 @@ def fix_names(folder: Path, as_json: bool) -> None:
         return
     for old, new in renamed:
         print_result(f"{old} -> {new.name}")
-    print_status(f"renamed {len(renamed)} of the files and folders below {folder}")
+    print_status(f"renamed {len(renamed)} files and folders in {folder}")

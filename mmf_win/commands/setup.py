@@ -1,4 +1,4 @@
-"""``mmfw setup``: get MMF and verify it, and say how to get PyTorch."""
+"""``mmfw setup``: install MMF, verify it, and show how to install PyTorch."""
 
 from __future__ import annotations
 
@@ -18,41 +18,44 @@ from mmf_win.upstream.install import pip_hint, select_mmf
 @click.command(cls=Command)
 @click.option(
     "--mmf",
-    "wanted",
+    "source",
     metavar="pypi|github|DIR",
-    help="Where to get MMF.  [default: where it came from last time, at first pypi]",
+    help="Source of MMF.  [default: the previous source, at first pypi]",
 )
-@click.option("--force", is_flag=True, help="Fetch it again even though it is intact.")
+@click.option("--force", is_flag=True, help="Fetch MMF again even if it is intact.")
 @click.option("--torch", is_flag=True, help="Only print the pip command for PyTorch for this machine.")
 @click.option("--constraints", is_flag=True, help="Only print the path of the tested versions, for pip -c.")
 @as_json
-def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_json: bool) -> None:
-    """Get MMF into this Python environment and check every file of it.
+def command(source: str | None, force: bool, torch: bool, constraints: bool, as_json: bool) -> None:
+    """Install MMF into this Python environment and verify every file of it.
 
-    pypi installs version 1.0.0rc10 (2020) by pip, from the index or mirror that pip is configured to use.
+    pypi installs version 1.0.0rc10 (2020) with pip, from the index or mirror that pip is configured to use.
     github downloads the source of a newer, fixed commit (1.0.0rc12); it needs neither git nor a compiler.
 
     Examples:
-      mmfw setup                      the version of PyPI; also repairs a damaged copy
-      mmfw setup --mmf github         the newest, from GitHub
+      mmfw setup                      the version on PyPI; also repairs a damaged copy
+      mmfw setup --mmf github         the newer version from GitHub
       mmfw setup --mmf ../my-mmf      a checkout that you edit
       mmfw setup --torch              print the pip command that installs PyTorch for this machine
       pip install -c "$(mmfw setup --constraints)" ".[train]"    the versions that mmfw is tested with
+
+    Raises:
+        UsageError: Options cannot be combined.
     """
-    if torch + constraints + bool(wanted or force) > 1:
-        raise UsageError("--torch and --constraints only print; give one of them, and nothing else")
+    if torch + constraints + bool(source or force) > 1:
+        raise UsageError("--torch and --constraints cannot be combined with each other, --mmf or --force")
     if torch and as_json:
         print_json({"pip": torch_install_command()})
     elif torch:
         print_result(format_command(*torch_install_command()))
-        print_status(f"Then {pip_hint('[train]')}, which installs the rest.")
+        print_status(f"then {pip_hint('[train]')} to install the rest")
     elif constraints:
         path = str(constraints_file())
         print_json({"constraints": path}) if as_json else print_result(path)
     else:
-        installed = select_mmf(wanted, force=force)
+        installed = select_mmf(source, force=force)
         if as_json:
             print_json(asdict(installed))
             return
-        print_status(f"MMF {installed.version} is ready in {installed.root}.")
-        print_status("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")
+        print_status(f"MMF {installed.version} is ready in {installed.root}")
+        print_status("next: run `mmfw doctor` to see what is missing, `mmfw demo` to try everything")

@@ -45,13 +45,17 @@ _SEED_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def _parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """Numbers and ranges of them, such as ``1-3,7``."""
+    """Return the seeds of numbers and ranges such as ``1-3,7``.
+
+    Raises:
+        click.BadParameter: The value is something else.
+    """
     seeds: list[int] = []
     for part in [] if value is None else value.split(","):
-        found = _SEED_RANGE.fullmatch(part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        match = _SEED_RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < 2**32 or last - first >= _MAX_SEEDS:
-            raise click.BadParameter(f"{value} is no list of seeds, such as 1-5 or 1,2,7")
+            raise click.BadParameter(f"{value} is not a list of seeds such as 1-5 or 1,2,7")
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
 
@@ -69,13 +73,13 @@ def command() -> None:
 
 
 @command.command()
-@options.positional_arguments("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
-@click.option("--seeds", callback=_parse_seeds, metavar="N-M", help="Seeds, for each combination.")
-@options.number("--updates", help_text="The total of each training of a preset.")
+@options.positional_arguments("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET", name="words")
+@click.option("--seeds", callback=_parse_seeds, metavar="N-M", help="Seeds for each combination.")
+@options.number("--updates", help_text="Total updates of each run of a preset.")
 @options.number(
     "--slots",
     "count",
-    help_text="How many tasks run at a time; they share the GPUs in turn.  [default: one per GPU]",
+    help_text="Tasks that run at the same time; they get the GPUs in turn.  [default: one per GPU]",
 )
 @click.option(
     "-r",
@@ -83,24 +87,24 @@ def command() -> None:
     "resources",
     multiple=True,
     metavar="GPUS",
-    help="The GPUs of a slot: one, several as 0,1, or cpu; once per slot.  [default: the file's or each GPU]",
+    help="GPUs of a slot: one, several as 0,1, or cpu; once per slot.  [default: the file's, or each GPU]",
 )
 @click.option(
     "--on",
     "cluster",
     type=click.Choice(["ray"]),
-    help="Run the tasks on the Ray cluster that this machine is part of.  [default: here]",
+    help="Run the tasks on the Ray cluster that this machine is part of.  [default: on this machine]",
 )
 @click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
 @click.option(
-    "-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of a task."
+    "-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of each task."
 )
-@click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
+@click.option("-f", "--force", is_flag=True, help="Run finished tasks again, from the beginning.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
-@options.number("--sample", help_text="Only N combinations of each choice, drawn at random.")
-@click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
-@click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
-@options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
+@options.number("--sample", help_text="Only N random combinations of each choice.")
+@click.option("--dry-run", is_flag=True, help="Show the tasks and their expected cost; run nothing.")
+@click.option("-d", "--debug", is_flag=True, help="Run only the first task, and show its output.")
+@options.output("Folder of the sweep.  [default: sweeps/NAME in the save dir]")
 @tracking_options
 @options.stop_timeout
 @options.data_dir
@@ -109,28 +113,33 @@ def command() -> None:
 def run(
     sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: UploadOptions, as_json: bool
 ) -> None:
-    """Run a sweep, or what is left of one.
+    """Run a sweep, or the remaining tasks of one.
 
-    A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
-    with which values (docs/sweeps.md). Each task has a folder that its parameters name. What ended well is
-    not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and exit.
+    A PRESET is trained with every combination of the values and seeds. A FILE defines the commands and their
+    values (docs/sweeps.md). Each task has a folder that is named after its parameters. Finished tasks are not
+    run again, and interrupted trainings are resumed. After Ctrl+C, the running tasks save and exit.
 
     Examples:
       mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process per GPU
       mmfw sweep run mmbt_grid --seeds 1-3 optimizer.params.lr=1e-5,5e-5 training.batch_size=16,32
       mmfw sweep run demo --slots 2 --dry-run optimizer.params.lr=1e-4,7e-4
-      mmfw sweep run params.yaml                what a file says; mlrunner's files work, too
+      mmfw sweep run params.yaml                the tasks of a file; mlrunner's files work, too
       mmfw sweep run params.yaml -t norm -c test -r 0,1 -r 2,3
-      mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
+      mmfw sweep run save/sweeps/mmbt_grid      the remaining tasks of an earlier sweep
       mmfw sweep run save/sweeps/mmbt_grid --failed
+
+    Raises:
+        UsageError: No preset, file or sweep is given.
     """
     if not any(sweep_options.words[:1]):
-        raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
+        raise UsageError("missing PRESET, FILE or SWEEP", hint="see the examples of `mmfw sweep run --help`")
     require_no_env_run_id(enabled_trackers(trackers, upload_options))
-    named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
-    track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
+    explicit = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
+    arguments = [
+        item for name in trackers if explicit for item in ("--track", name)
+    ]  # tasks inherit MMFW_TRACK
     sweep = plan_sweep(
-        replace(sweep_options, track_arguments=[*track, *upload_options.arguments]), resume_argv
+        replace(sweep_options, track_arguments=[*arguments, *upload_options.arguments]), resume_argv
     )
     if sweep_options.dry_run:
         _print_plan(sweep, as_json)
@@ -140,54 +149,58 @@ def run(
 
 
 def _print_outcome(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None:
-    """Print the table, and end with an error where not all went well."""
-    folder, found, again = sweep.folder, sweep.tasks, format_command(*sweep.resume_argv)
-    # Others of its commands may be left.
+    """Print the table and the states.
+
+    Raises:
+        StoppedByUserError: The sweep was stopped.
+        TrainingError: A task failed.
+    """
+    folder, tasks, resume_command = sweep.folder, sweep.tasks, format_command(*sweep.resume_argv)
+    # Commands that were not selected for this call may remain.
     done = (
-        task.state == "queued" and not {*task.remaining_commands} & {*sweep.runner.template} for task in found
+        task.state == "queued" and not {*task.remaining_commands} & {*sweep.runner.template} for task in tasks
     )
-    states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
-    table_of = build_table(folder) if as_json or states["success"] else []
+    states = Counter("success" if is_done else task.state for task, is_done in zip(tasks, done, strict=True))
+    rows = build_table(folder) if as_json or states["success"] else []
     if as_json:
-        print_json(
-            {"sweep": folder.path, "states": states, "table": [flatten_row(line) for line in table_of]}
-        )
-    elif table_of:
-        _print_table(table_of)
-    told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
+        print_json({"sweep": folder.path, "states": states, "table": [flatten_row(row) for row in rows]})
+    elif rows:
+        _print_table(rows)
+    state_counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     if stopped:
-        raise StoppedByUserError(
-            f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None
-        )
-    print_status(f"{_format_task_count(len(found))} in {folder.path}: {told}")
+        hint = f"run `{resume_command}` to continue" if states["queued"] else None
+        raise StoppedByUserError(f"stopped: {state_counts}", hint=hint)
+    print_status(f"{_format_task_count(len(tasks))} in {folder.path}: {state_counts}")
     if failed := states["failed"]:
-        show = format_command("mmfw", "sweep", "status", folder.path, "--state", "failed")
-        hint = f"`{show}` shows why; `{again} --failed` runs them again"
-        raise TrainingError(f"{failed} of {_format_task_count(len(found))} failed", hint=hint)
+        status_command = format_command("mmfw", "sweep", "status", folder.path, "--state", "failed")
+        hint = f"run `{status_command}` to see why, and `{resume_command} --failed` to run them again"
+        raise TrainingError(f"{failed} of {_format_task_count(len(tasks))} failed", hint=hint)
 
 
 def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
-    """Print what would run, and what it will take."""
+    """Print the tasks that would run, and their expected cost."""
     runner, trials, slots = sweep.runner, sweep.remaining_trials or 0, sweep.options.count
-    with suppress(UsageError):  # it is shown on another machine
+    with suppress(UsageError):  # the machine that shows the plan may lack the GPUs
         slots = len(local_slots(sweep.resources, slots))
     slots = slots or len(sweep.resources or "x")
     if sweep.data_dir is not None:
-        print_status(f"the data folder of its mmfw commands is {sweep.data_dir}")
+        print_status(f"data folder of the mmfw commands: {sweep.data_dir}")
     plans: list[dict[str, Any]] = []
     for task in sweep.tasks:
-        left = [
+        remaining = [
             name for name in runner.template if name in task.remaining_commands and task.state != "pruned"
         ]
-        words = {name: runner.build_command(task, name) for name in left}
-        commands = {name: each[0] if runner.shell else format_command(*each) for name, each in words.items()}
+        argv_by_name = {name: runner.build_command(task, name) for name in remaining}
+        commands = {
+            name: argv[0] if runner.shell else format_command(*argv) for name, argv in argv_by_name.items()
+        }
         plans.append({"task": task.name, "state": task.state, "commands": commands})
-    left_over = sum(bool(entry["commands"]) for entry in plans)
-    runs = left_over + trials
+    remaining_tasks = sum(bool(entry["commands"]) for entry in plans)
+    runs = remaining_tasks + trials
     seconds = space = None
-    if (expected := sweep.expected_cost) is not None:
-        known, of_one, bytes_of_one = expected
-        seconds, space = of_one * -(-runs // slots), bytes_of_one * runs
+    if (cost := sweep.expected_cost) is not None:
+        finished_count, seconds_per_run, bytes_per_run = cost
+        seconds, space = seconds_per_run * -(-runs // slots), bytes_per_run * runs
     if as_json:
         print_json(
             {
@@ -203,15 +216,14 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
         print_result(f"{entry['task']}  ({entry['state']})")
         for name, command in entry["commands"].items():
             print_result(f"  {name}: {command}")
-    print_status(f"{_format_task_count(len(plans))}, {left_over} of them to be run, {slots} at a time")
+    print_status(f"{_format_task_count(len(plans))}, {remaining_tasks} to run, {slots} at a time")
     if trials:
-        print_status(f"and {trials} trials, whose values Optuna chooses one after the other")
+        print_status(f"and {trials} trials with values chosen by Optuna")
     if seconds is None or space is None:
-        print_status("how long they take is not known: nothing like them has run so far")
+        print_status("expected time: unknown, because no similar task has finished")
     else:
-        print_status(
-            f"about {format_duration(seconds)} and {format_size(space)}, by {known} that ended well before"
-        )
+        expected = f"about {format_duration(seconds)} and {format_size(space)}"
+        print_status(f"expected: {expected}, from {finished_count} finished before")
 
 
 @command.command()
@@ -219,40 +231,41 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
 @click.option("--state", type=click.Choice(get_args(TaskState)), help="Only tasks in this state.")
 @options.save_dir_and_json
 def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) -> None:
-    """Show how far the tasks of a sweep are.
+    """Show the state and progress of a sweep's tasks.
 
-    SWEEP is its folder, or its name in the save dir; the newest one there is the default.
+    SWEEP is a sweep's folder, or its name in the save dir; the default is the newest sweep there.
 
     Examples:
-      mmfw sweep status                         of the newest sweep
+      mmfw sweep status                         the newest sweep
       mmfw sweep status mmbt_grid --state failed
     """
     folder = find_sweep(save_dir, sweep)
-    found = list_tasks(folder)
-    counts = Counter(task.state for task in found)
-    shown = [(task, folder.task_folder(task.name)) for task in found if state in (None, task.state)]
-    told = [(task_id(of.path), task, task_progress(of)) for task, of in shown]
+    tasks = list_tasks(folder)
+    counts = Counter(task.state for task in tasks)
+    selected = [(task, folder.task_folder(task.name)) for task in tasks if state in (None, task.state)]
+    entries = [(task_id(task_dir.path), task, task_progress(task_dir)) for task, task_dir in selected]
     if as_json:
-        listed = [{**asdict(task), **where, "run": run} for run, task, where in told]
+        listed = [{**asdict(task), **progress, "run": run} for run, task, progress in entries]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     by_state = ", ".join(f"{n} {name}" for name, n in counts.items())
-    print_status(f"{folder.path}: {_format_task_count(len(found))}, {by_state}")
-    header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "on", "left", "time", "why")
+    print_status(f"{folder.path}: {_format_task_count(len(tasks))}, {by_state}")
+    header = ["task", "state", "slot", "command", "updates", "loss", "best AUROC"]
+    header += ["split", "left", "time", "message"]
     table = [
         (
             *(run, task.state, task.slot, task.command),
-            None if where["update"] is None else f"{where['update']}/{where['max_updates'] or '?'}",
-            *(where["loss"], where["auroc"], where["on"]),
-            format_duration(where["left"]) if where["left"] and task.state == "running" else None,
+            None if progress["update"] is None else f"{progress['update']}/{progress['max_updates'] or '?'}",
+            *(progress["loss"], progress["auroc"], progress["on"]),
+            format_duration(progress["left"]) if progress["left"] and task.state == "running" else None,
             format_duration(task.seconds) if task.seconds else None,
             task.message,
         )
-        for run, task, where in told
+        for run, task, progress in entries
     ]
-    kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
-    rows = [[line[n] for n in kept] for line in table]
-    print(format_table([header[n] for n in kept], rows, optional=("slot", "time", "at")))
+    columns = [n for n, _ in enumerate(header) if n < 2 or any(cells[n] is not None for cells in table)]
+    rows = [[cells[n] for n in columns] for cells in table]
+    print(format_table([header[n] for n in columns], rows, optional=("slot", "time", "command")))
 
 
 @command.command()
@@ -260,46 +273,46 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
 @click.option(
     "--metric",
     metavar="NAME",
-    help="The validation metric to rank by.  [default: what the sweep searches by, else auroc]",
+    help="Validation metric to rank by.  [default: the metric of the sweep's search, else auroc]",
 )
 @click.option(
     "--baseline",
     multiple=True,
     metavar="PARAMETER=VALUE",
-    help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
+    help="Compare the other combinations with this one by a paired t-test over the seeds; may be repeated.",
 )
 @options.output_format(
-    "tsv", "csv", help_text="How to print it; tsv and csv have means and deviations in columns of their own."
+    "tsv", "csv", help_text="Output format; tsv and csv have separate columns for means and deviations."
 )
 @options.save_dir_and_json
 def table(
     sweep: str | None, metric: str | None, baseline: Sequence[str], form: str, save_dir: Path, as_json: bool
 ) -> None:
-    """Show the results of a sweep: each combination with the means of its metrics over the seeds.
+    """Show the results of a sweep: the mean of each metric for each combination.
 
-    Only tasks that ended well count. The metrics are those of each run's best checkpoint, on the validation
-    split and on the test splits that it has predicted. Nothing is ranked by a test split. SWEEP
-    is as for `mmfw sweep status`.
+    The means are over the seeds. Only finished tasks count. The metrics are those of each run's best
+    checkpoint, on the validation split and on the test splits that it has predicted. Test splits are never
+    used for ranking. SWEEP is the same as for `mmfw sweep status`.
 
     Examples:
-      mmfw sweep table                          of the newest sweep, the best combination first
+      mmfw sweep table                          the newest sweep, the best combination first
       mmfw sweep table mmbt_grid --baseline lr=1e-05 --baseline batch_size=32
       mmfw sweep table --metric accuracy --format csv > table.csv
     """
     folder = find_sweep(save_dir, sweep)
-    found = build_table(folder, metric=metric, baseline=baseline)
+    rows = build_table(folder, metric=metric, baseline=baseline)
     if as_json:
-        print_json([flatten_row(line, with_comparison=bool(baseline)) for line in found])
-    elif found:
-        _print_table(found, form, with_comparison=bool(baseline))
+        print_json([flatten_row(row, with_comparison=bool(baseline)) for row in rows])
+    elif rows:
+        _print_table(rows, form, with_comparison=bool(baseline))
     else:
-        print_status(f"{folder.path}: no task has ended well so far")
+        print_status(f"{folder.path}: no finished tasks")
 
 
 def _print_table(
     table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False
 ) -> None:
-    """Print the table of a sweep, of one line at least."""
+    """Print the table of a sweep, which has at least one row."""
     if table_format in ("csv", "tsv"):
         rows = [
             {**flatten_row(line, with_comparison=with_comparison), "tasks": " ".join(line.task_ids)}
@@ -312,7 +325,7 @@ def _print_table(
     header = [
         *table_rows[0].parameters,
         "runs",
-        "on",
+        "split",
         *metrics,
         *(("difference", "p") if with_comparison else ()),
     ]
@@ -322,35 +335,35 @@ def _print_table(
 
 def _table_cells(row: ResultRow, metrics: Sequence[str], *, with_comparison: bool) -> list[object]:
     parameters = [None if value is None else str(value) for value in row.parameters.values()]
-    spreads = [_format_mean([*row.metrics.get(name, {}).values()], row.run_count) for name in metrics]
+    means = [_format_mean([*row.metrics.get(name, {}).values()], row.run_count) for name in metrics]
     difference = None if row.difference is None else f"{row.difference:+.4f}"
     p = None if row.p_value is None else f"{row.p_value:.3g}"
-    first = next(iter(row.task_ids), None)
+    first_task = next(iter(row.task_ids), None)
     return [
         *parameters,
         row.run_count,
         row.validated_on,
-        *spreads,
+        *means,
         *((difference, p) if with_comparison else ()),
-        first,
+        first_task,
     ]
 
 
 def _format_mean(values: Sequence[float], run_count: int) -> str | None:
     mean, sd, count = seeds.mean_and_std(values)
     deviation = "" if sd is None else f" ± {sd:.4f}"
-    fewer = f" (of {count})" if count < run_count else ""
-    return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
+    count_text = f" (of {count})" if count < run_count else ""
+    return None if mean is None else f"{mean:.4f}{deviation}{count_text}"
 
 
 @command.command()
 @click.argument("sweep")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.save_dir_and_json
 def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove a sweep with all its runs and their checkpoints, and free their space.
 
-    SWEEP is its folder or its name. A sweep that is in use is not removed.
+    SWEEP is the sweep's folder or name. A sweep that is in use is not removed.
 
     Examples:
       mmfw sweep rm mmbt_grid
@@ -360,5 +373,5 @@ def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
 
 
 def _format_task_count(count: int) -> str:
-    """A number of tasks, for people."""
+    """Return a count such as ``1 task`` or ``3 tasks``."""
     return f"{count} task{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Shows the tasks of a sweep while they run: a bar a slot on a terminal, elsewhere a line a task."""
+"""Display of a running sweep: one bar per slot on a terminal, otherwise one line per task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmf_win.sweeps.task_runner import Slot, TaskUpdate
 
 
 class SweepDisplay:
-    """What a driver tells of ``total`` tasks, for people; see :class:`mmf_win.sweeps.driver.Driver`."""
+    """Display of a driver's updates about ``total`` tasks; see :class:`mmf_win.sweeps.driver.Driver`."""
 
     def __init__(self, total: int) -> None:
         self._total_progress = Progress("all tasks", total, "task")
@@ -24,12 +24,12 @@ class SweepDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for shown in self._slot_displays.values():
-            shown.close()
+        for display in self._slot_displays.values():
+            display.close()
         self._total_progress.__exit__()
 
     def __call__(self, slot: Slot, update: TaskUpdate) -> None:
-        """Show what is told of the task in a slot."""
+        """Show an update of the task in a slot."""
         if isinstance(update, Task):
             if update.state == "running":
                 self._slot_displays[slot.number] = _SlotDisplay(f"{slot.resource}: {update.name}")
@@ -44,15 +44,17 @@ class SweepDisplay:
     def _finish_task(self, display: _SlotDisplay, task: Task) -> None:
         display.close()
         score = f", best AUROC {display.best_auroc:.4f}" if display.best_auroc is not None else ""
-        told = f": {task.message}" if task.message else score
-        state = "stopped, to go on later" if task.state == "queued" else task.state
-        print_status(f"{state}: {task.name}, {format_duration(time.monotonic() - display.start_time)}{told}")
+        detail = f": {task.message}" if task.message else score
+        state = "stopped, can be resumed" if task.state == "queued" else task.state
+        print_status(
+            f"{state}: {task.name}, {format_duration(time.monotonic() - display.start_time)}{detail}"
+        )
         if task.state != "queued":
             self._total_progress.advance(1)
 
 
 class _SlotDisplay(EventBar):
-    """The task in a slot."""
+    """Display of the task in one slot."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class _SlotDisplay(EventBar):
         self._title = title
 
     def show(self, event: Event) -> None:
-        """Show how far a training is."""
+        """Show an event of a training."""
         kind = event["kind"]
         if kind == "train_started":
             self.start(self._title, event["max_updates"], "update", event["update"], leave=False)

@@ -32,42 +32,46 @@ _REFUSED_OPTIONS = {
 
 
 def require_profilable(context: click.Context) -> None:
-    """Raise UsageError where the user typed an option that ``--profile`` cannot honour."""
+    """Reject options that have no effect with ``--profile``.
+
+    Raises:
+        UsageError: Such an option is on the command line.
+    """
     for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in _REFUSED_OPTIONS:
-            message = f"{option.opts[0]}: --profile keeps no run, and trains in one process"
-            raise UsageError(message, hint="leave one of the two out")
+        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if is_given and option.name in _REFUSED_OPTIONS:
+            message = f"{option.opts[0]} cannot be combined with --profile, which saves no run"
+            raise UsageError(message, hint="use one of them")
 
 
 def find_profile_job(
     resume: str, preset: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> RunJob:
-    """Return the training of the run that ``--resume`` names, from its beginning.
+    """Return the job that trains the run given by ``--resume`` from its beginning.
 
     Raises:
-        UsageError: There is no such run, or a checkpoint is named.
+        UsageError: There is no such run, or ``resume`` is a checkpoint.
     """
     if expand_home(resume).is_file():
-        hint = "name its run, or its preset with --init PATH"
-        raise UsageError(f"{resume}: --profile begins at update 0, not at a checkpoint", hint=hint)
-    wanted = None if resume in ("best", "last") else resume
-    of_preset = None if preset is None else presets.load(preset).name
+        hint = "pass its run, or its preset with --init PATH"
+        raise UsageError(f"{resume}: --profile starts at update 0, not at a checkpoint", hint=hint)
+    run_spec = None if resume in ("best", "last") else resume
+    preset_name = None if preset is None else presets.load(preset).name
     places = MmfPaths.resolve(data_dir, save_dir)
-    run = lookup.first_usable_run(places.save_dir, wanted, lambda run: run, of_preset)
+    run = lookup.first_usable_run(places.save_dir, run_spec, lambda run: run, preset_name)
     return job_from_run(run, options, data_dir, save_dir)
 
 
 def profile_training(job: RunJob, updates: int, *, as_json: bool) -> None:
-    """Train some updates and print where their time goes."""
-    job = replace(job, options=replace(job.options, nproc=None))  # which MMFW_NPROC may set
+    """Train some updates and print where the time goes."""
+    job = replace(job, options=replace(job.options, nproc=None))  # MMFW_NPROC may have set it
     profile, trace = run_profile(job, updates, display=RunDisplay)
     seconds, shares = profile.seconds_by_phase(), profile.shares_by_phase()
     if as_json:
-        told = {"shares": shares, "largest_cost": profile.largest_cost(), "trace": trace}
-        print_json({**told, **vars(profile), "waiting": vars(profile.waiting)})
+        values = {"shares": shares, "largest_cost": profile.largest_cost(), "trace": trace}
+        print_json({**values, **vars(profile), "waiting": vars(profile.waiting)})
         return
     rows = [(phase, f"{1000 * seconds[phase]:.1f}", f"{100 * share:.0f}") for phase, share in shares.items()]
-    print(format_table(("an update", "ms", "%"), rows))
+    print(format_table(("phase", "ms per update", "%"), rows))
     for line in (profile.largest_cost(), f"\n{profile.table}", trace):
         print_result(line)

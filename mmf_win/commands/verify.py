@@ -1,4 +1,4 @@
-"""``mmfw verify``, and what it shares with ``mmfw repair`` and ``mmfw features``."""
+"""``mmfw verify``, and functions that ``mmfw repair`` and ``mmfw features`` use, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.runs.override_rules import split_arguments
 
-#: What to verify or repair.
+#: Parts to verify or repair.
 parts_argument = options.positional_arguments(
     "[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN"
 )
@@ -37,82 +37,91 @@ parts_argument = options.positional_arguments(
 @click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
 @options.folders_and_json
 def command(
-    words: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
+    arguments: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
-    """Verify what mmfw has written: the dataset, features and weights, checkpoints, MMF.
+    r"""Verify the files that mmfw has written: the dataset, features and weights, checkpoints, MMF.
 
     A PRESET stands for the features and weights that it reads, with KEY=VALUE overrides as for `mmfw train`.
-    A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
-    Exits with 3 when something is damaged; `mmfw repair` repairs it.
+    A file that is unchanged since it was last found intact is not read again, except for checkpoints. Exits
+    with 3 if something is damaged; `mmfw repair` repairs it.
 
     Examples:
       mmfw verify
       mmfw verify dataset runs
       mmfw verify visual_bert_coco --full
       mmfw verify mmbt_grid/2026-01-31T12-00-00
-      mmfw verify --data-dir D:\\data --json
+      mmfw verify --data-dir D:\data --json
+
+    Raises:
+        DataError: Something is damaged.
     """
-    names, overrides, places = resolve_arguments(words, data_dir, save_dir)
-    found = verify_parts(names, places, overrides, full=full)
-    print_results(found, as_json=as_json)
-    damaged = [finding for finding in found if finding.state == "damaged"]
+    names, overrides, places = resolve_arguments(arguments, data_dir, save_dir)
+    results = verify_parts(names, places, overrides, full=full)
+    print_results(results, as_json=as_json)
+    damaged = [result for result in results if result.state == "damaged"]
     if damaged:
-        message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.title for f in damaged)}"
-        parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
+        message = f"{len(damaged)} of {len(results)} are damaged: {', '.join(f.title for f in damaged)}"
+        parts = dict.fromkeys(result.part for result in damaged if result.error is None)
         if not parts:
             raise DataError(message)
-        where = [*data_dir_arguments(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
-        raise DataError(message, hint=f"`{format_command('mmfw', 'repair', *(words or parts), *where)}`")
+        folders = [*data_dir_arguments(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
+        repair = format_command("mmfw", "repair", *(arguments or parts), *folders)
+        raise DataError(message, hint=f"run `{repair}`")
 
 
 def resolve_arguments(
     arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None
 ) -> tuple[Sequence[str], Sequence[str], MmfPaths]:
-    """The names and overrides among the words, and the folders. Raises UsageError where one is not there."""
+    """Return the names and the overrides among the arguments, and MMF's folders.
+
+    Raises:
+        UsageError: A folder does not exist.
+    """
     names, overrides = split_arguments(arguments)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():
-            raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")
+            raise UsageError(f"{folder}: folder does not exist")
     return names, overrides, MmfPaths.resolve(data_dir, save_dir)
 
 
-def to_json(finding: VerificationResult) -> dict[str, Any]:
-    """Plain values, for scripts."""
-    named = ("part", "folder", "state", "problems", "repaired")
+def to_json(result: VerificationResult) -> dict[str, Any]:
+    """Return the result as JSON values."""
+    fields = ("part", "folder", "state", "problems", "repaired")
     return {
-        **{name: getattr(finding, name) for name in named},
-        "what": finding.title,
-        "verified": format_utc_time(finding.verified_at),
-        "against": finding.verified_against or None,
-        "bytes": finding.size,
-        "error": str(finding.error) if finding.error else None,
-        "hint": finding.error.hint if finding.error else None,
+        **{name: getattr(result, name) for name in fields},
+        "what": result.title,
+        "verified": format_utc_time(result.verified_at),
+        "against": result.verified_against or None,
+        "bytes": result.size,
+        "error": str(result.error) if result.error else None,
+        "hint": result.error.hint if result.error else None,
     }
 
 
-def print_results(findings: Sequence[VerificationResult], *, as_json: bool = False) -> None:
-    """Print what was found, and what is wrong with each file."""
+def print_results(results: Sequence[VerificationResult], *, as_json: bool = False) -> None:
+    """Print the results, and the problems of each file."""
     if as_json:
-        print_json([to_json(finding) for finding in findings])
+        print_json([to_json(result) for result in results])
         return
-    if not findings:
-        print_status("there is nothing to verify yet")
+    if not results:
+        print_status("nothing to verify yet")
         return
     rows = []
-    for f in findings:
-        when = f" ({format_local_time(f.verified_at)})" if f.verified_at else ""
-        against = f"{f.verified_against}{when}" if f.verified_against else None
-        rows.append((f.title, f.state, format_size(f.size) if f.size else None, against, f.folder))
-    print(format_table(("what", "state", "size", "verified against", "where"), rows), flush=True)
-    for finding in findings:
-        what, code = f"{finding.title}:", 31 if finding.state == "damaged" else 32
-        for problem in summarize_lines(finding.problems if finding.state == "damaged" else ()):
-            print_status(problem, label=what, ansi_code=code)
-        for file in summarize_lines(finding.repaired):
-            print_status(file, label=f"{what} repaired:", ansi_code=code)
-        if finding.error is not None:
-            said = finding.error.message_without(what)
-            if said != "; ".join(finding.problems):
-                print_status(said, label=what, ansi_code=code)
-            if finding.error.hint:
-                print_status(finding.error.hint, label="hint:", ansi_code=36)
+    for result in results:
+        verified_at = f" ({format_local_time(result.verified_at)})" if result.verified_at else ""
+        against = f"{result.verified_against}{verified_at}" if result.verified_against else None
+        size = format_size(result.size) if result.size else None
+        rows.append((result.title, result.state, size, against, result.folder))
+    print(format_table(("item", "state", "size", "verified against", "folder"), rows), flush=True)
+    for result in results:
+        label, code = f"{result.title}:", 31 if result.state == "damaged" else 32
+        for problem in summarize_lines(result.problems if result.state == "damaged" else ()):
+            print_status(problem, label=label, ansi_code=code)
+        for file in summarize_lines(result.repaired):
+            print_status(file, label=f"{label} repaired:", ansi_code=code)
+        if result.error is not None:
+            message = result.error.message_without(label)
+            if message != "; ".join(result.problems):
+                print_status(message, label=label, ansi_code=code)
+            if result.error.hint:
+                print_status(result.error.hint, label="hint:", ansi_code=36)

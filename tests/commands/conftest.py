@@ -1,4 +1,4 @@
-"""One of everything that mmfw writes."""
+"""A folder with everything that mmfw writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worlds.web_server import WebServer
 
 @pytest.fixture
 def empty_paths(mmfw_home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> MmfPaths:
-    """Folders of MMF's in which there is nothing, and no MMF."""
+    """Return empty folders of MMF, without an installed MMF."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     return MmfPaths.resolve()
@@ -32,7 +32,7 @@ def empty_paths(mmfw_home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def world(empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MmfPaths]:
-    """One of everything that mmfw writes, long ago."""
+    """Make one of everything that mmfw writes, with old modification times."""
     convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), empty_paths)
     archive = user_dir / "features.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))

@@ -1,4 +1,4 @@
-"""What is wrong with an archive of memes is named, and doing what the hint says converts the dataset."""
+"""Archives of memes that are refused: following the hint converts the dataset."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ MEMES = dataset_files()
 
 
 def by_deflate64(folder: Path) -> Path:
-    """A zip as Windows Explorer makes it of large files."""
+    """Make a zip with Deflate64, which Windows Explorer uses for large files."""
     write_tree(MEMES, folder)
     run_program("7z", "a", "-tzip", "-mm=Deflate64", "a.zip", "hateful_memes", cwd=folder)
     return folder / "a.zip"
 
 
 def split(folder: Path) -> Path:
-    """A 7z in several files."""
+    """Make a 7z that is split into several files."""
     write_tree(MEMES, folder)
     run_program("7z", "a", "-v2k", "a.7z", "hateful_memes", cwd=folder)
     return folder / "a.7z.001"
 
 
 def one_of_two(folder: Path) -> Path:
-    """One of the two zips that Google Drive makes of a folder."""
+    """Make the first of the two zips into which Google Drive packs a folder."""
     first = {name: content for name, content in MEMES.items() if not name.endswith("1.png")}
     others = {name: content for name, content in MEMES.items() if name.endswith("1.png")}
     hostile_archives.write_zip(folder / "memes-20240101T000000Z-002.zip", others)
@@ -43,19 +43,19 @@ def one_of_two(folder: Path) -> Path:
 
 
 def both_of_two(folder: Path) -> Path:
-    """The folder of both, which were not unpacked."""
+    """Make a folder that contains both zips."""
     one_of_two(folder)
     return folder
 
 
 def other_of_two(folder: Path) -> Path:
-    """The other one, in which there are no annotations."""
+    """Make the second zip, which has no annotations."""
     one_of_two(folder)
     return folder / "memes-20240101T000000Z-002.zip"
 
 
 def without_images(folder: Path) -> Path:
-    """One in which there are only annotations."""
+    """Make a zip that has only annotations."""
     hostile_archives.write_zip(
         folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")}
     )
@@ -65,7 +65,7 @@ def without_images(folder: Path) -> Path:
 
 
 def twice_packed(folder: Path) -> Path:
-    """A zip in a gzip."""
+    """Make a gzip of a zip."""
     (folder / "a.zip.gz").write_bytes(
         gzip.compress(hostile_archives.write_zip(folder / "b.zip", MEMES).read_bytes())
     )
@@ -74,12 +74,12 @@ def twice_packed(folder: Path) -> Path:
 
 
 def with_a_clash(folder: Path) -> Path:
-    """A zip of which an image has a name that Windows does not take."""
+    """Make a zip with an image whose name is invalid on Windows."""
     return hostile_archives.write_zip(folder / "a.zip", {**MEMES, "hateful_memes/img/aux.png": b"an image"})
 
 
 def unpack_all(folder: Path) -> None:
-    """Do what the hints say before ``mmfw convert``, by 7-Zip."""
+    """Follow the hints before ``mmfw convert`` with 7-Zip."""
     for path in sorted(folder.glob("*.*")):
         if path.suffix in (".zip", ".gz"):
             run_program("7z", "x", "-y", "-oFOLDER", path, cwd=folder)
@@ -101,7 +101,7 @@ CASES: dict[Callable[[Path], Path], str] = {
 
 @requires_tool("7z")
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
+def test_refused_archive_is_converted_by_following_the_hint(
     make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     where = ["--data-dir", user_dir / "data"]
@@ -121,14 +121,14 @@ def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
     assert read_tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == mmf_layout(MEMES)
 
 
-def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_incomplete_copy_has_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> None:
     path = one_of_two(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
     assert "hint: get a complete copy, or exclude these memes with --allow-missing" in mmfw.err
 
 
-def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(
+def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(
     user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     features: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 64}
@@ -142,7 +142,7 @@ def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(
 
 @pytest.mark.parametrize("make", [split, twice_packed], ids=lambda make: make.__name__)
 @requires_tool("7z")
-def test_the_hint_of_features_that_cannot_be_read_names_the_command_that_was_run(
+def test_hint_for_unreadable_features_names_the_command_that_was_run(
     make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     path = make(user_dir)
@@ -150,7 +150,7 @@ def test_the_hint_of_features_that_cannot_be_read_names_the_command_that_was_run
     assert re.findall("`(mmfw .*?) F[A-Z]*`", mmfw.err) == ["mmfw features extract"]
 
 
-def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_error_about_hostile_features_names_the_archive(user_dir: Path, mmfw: MmfwRunner) -> None:
     lmdb = pytest.importorskip("lmdb")
     folder = user_dir / "made" / "detectron.lmdb"
     folder.mkdir(parents=True)
@@ -164,5 +164,7 @@ def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: MmfwR
         user_dir / "features.zip", {"detectron.lmdb/data.mdb": (folder / "data.mdb").read_bytes()}
     )
     mmfw("features", "extract", path, "--data-dir", user_dir / "data", code=3)
-    told = f"error: {path}: not used, since what is in it could run code: the list of its keys: "
-    assert mmfw.err.startswith(told) and "use features that were extracted by somebody you trust" in mmfw.err
+    message = f"error: {path}: not used, since what is in it could run code: the list of its keys: "
+    assert (
+        mmfw.err.startswith(message) and "use features that were extracted by somebody you trust" in mmfw.err
+    )

@@ -1,4 +1,4 @@
-"""``mmfw doctor --report``: what is in the zip, and what is in none of its bytes."""
+"""``mmfw doctor --report``: the contents of the zip, and secrets that must not be in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
 @pytest.fixture
 def run(empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run that failed, with secrets all over its records."""
+    """Make a failed run with secrets in all its files."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMFW_PASSWORD", SECRETS[0])
     monkeypatch.setenv("HF_TOKEN", SECRETS[1])
@@ -46,14 +46,14 @@ def run(empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def _report(mmfw: MmfwRunner, *words: str) -> dict[str, bytes]:
     target = Path(f"report-{len(list(Path().iterdir()))}.zip")
-    found = mmfw.json("doctor", "--report", target, *words)
-    assert found["report"] == str(target.absolute())
-    with zipfile.ZipFile(found["report"]) as archive:
-        assert archive.namelist() == found["files"]
-        return {name: archive.read(name) for name in found["files"]}
+    result = mmfw.json("doctor", "--report", target, *words)
+    assert result["report"] == str(target.absolute())
+    with zipfile.ZipFile(result["report"]) as archive:
+        assert archive.namelist() == result["files"]
+        return {name: archive.read(name) for name in result["files"]}
 
 
-def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: MmfwRunner) -> None:
+def test_report_contains_no_secret(run: Run, mmfw: MmfwRunner) -> None:
     members = _report(mmfw, "--run", run.id, "--log")
     assert not set(b"".join(members.values()).decode()) & set("\u202e\x1b")
     for planted in (*SECRETS, "hunter", str(Path.home())):
@@ -62,9 +62,7 @@ def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: MmfwRunner) -> None:
                 assert way == "/" or way.encode() not in content, (name, way)
 
 
-def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
-    run: Run, mmfw: MmfwRunner
-) -> None:
+def test_report_has_diagnostics_and_logs_only_on_request(run: Run, mmfw: MmfwRunner) -> None:
     members = _report(mmfw)
     assert set(members) == {
         "doctor.json",
@@ -78,7 +76,7 @@ def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
     assert _report(mmfw, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
 
 
-def test_a_long_log_is_its_end(run: Run, mmfw: MmfwRunner) -> None:
+def test_only_the_end_of_a_long_log_is_included(run: Run, mmfw: MmfwRunner) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         log.writelines(f"update {n}\n" for n in range(100_000))
     lines = _report(mmfw, "--log")["run/log.txt"].decode().splitlines()
@@ -86,7 +84,7 @@ def test_a_long_log_is_its_end(run: Run, mmfw: MmfwRunner) -> None:
     assert len(lines) < 100_000 and lines[0].startswith("update ")
 
 
-def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run, mmfw: MmfwRunner) -> None:
+def test_existing_file_is_kept_and_an_unreadable_run_is_reported(run: Run, mmfw: MmfwRunner) -> None:
     mmfw("doctor", "--report", "bug.zip")
     assert mmfw.out.strip() == str(Path("bug.zip").absolute())
     assert f"5 files of run {run.id}" in mmfw.err
@@ -99,23 +97,23 @@ def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run,
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--report", "missing/bug.zip"), "missing: there is no such folder"),
-        (("--log",), "--run and --log belong to --report"),
-        (("--run", "mmbt_grid"), "--run and --log belong to --report"),
+        (("--log",), "--run and --log require --report"),
+        (("--run", "mmbt_grid"), "--run and --log require --report"),
         (("--compat", "--report", "bug.zip"), "--report and --compat cannot be combined"),
     ],
 )
-def test_a_report_that_cannot_be_written_is_one_error(
-    run: Run, mmfw: MmfwRunner, words: tuple[str, ...], told: str
+def test_invalid_report_options_are_usage_errors(
+    run: Run, mmfw: MmfwRunner, words: tuple[str, ...], message: str
 ) -> None:
     mmfw("doctor", *words, code=2)
-    assert told in mmfw.err
+    assert message in mmfw.err
     assert not list(Path().rglob("*.zip*"))
 
 
-def test_without_any_run_it_is_about_the_machine(
+def test_report_without_runs_describes_the_machine(
     empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.chdir(user_dir)
@@ -124,7 +122,7 @@ def test_without_any_run_it_is_about_the_machine(
 
 
 @pytest.mark.parametrize("words", [(), ("mmbt_grid", "--log"), ("--help",)])
-def test_the_removed_command_names_its_replacement(mmfw: MmfwRunner, words: tuple[str, ...]) -> None:
+def test_removed_command_names_its_replacement(mmfw: MmfwRunner, words: tuple[str, ...]) -> None:
     mmfw("bug-report", *words, code=2)
     assert mmfw.err == "error: `mmfw bug-report` was replaced by `mmfw doctor --report FILE.zip`\n"
     mmfw("--help")

@@ -1,8 +1,9 @@
-"""``mmfw check-submission``, and what ``mmfw predict`` says before anything is predicted."""
+"""``mmfw check-submission``."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.worlds.tools import MmfwRunner, split_command
 
 @pytest.fixture
 def data_dir(user_dir: Path) -> Path:
-    """A data folder with one split, of the ids 3, 1 and 2."""
+    """Make a data folder with one split that has the ids 3, 1 and 2."""
     annotations = MmfPaths.resolve(user_dir).dataset.annotations
     annotations.mkdir(parents=True)
     rows: list[dict[str, object]] = [
@@ -30,32 +31,32 @@ def data_dir(user_dir: Path) -> Path:
 
 
 def check(mmfw: MmfwRunner, data_dir: Path, content: str, split: str = "test_unseen", code: int = 0) -> Any:
-    """What the command says of a file for scripts, and afterwards to people."""
+    """Run the command with and without ``--json``; return the JSON."""
     file = data_dir / "predictions.csv"
     file.write_text(content, encoding="utf-8", newline="")
     words = ("check-submission", str(file), "--split", split, "--data-dir", str(data_dir))
-    found = mmfw.json(*words, code=code)
+    result = mmfw.json(*words, code=code)
     mmfw(*words, code=code)
-    return found
+    return result
 
 
-def test_all_problems_are_told_and_the_exit_code_is_that_of_data(data_dir: Path, mmfw: MmfwRunner) -> None:
+def test_all_problems_are_listed_with_exit_code_3(data_dir: Path, mmfw: MmfwRunner) -> None:
     check(mmfw, data_dir, "id,proba,label\n1,nan,0\n2,0.9,1\n", split="test_seen", code=3)
     assert "error: lines whose proba is not a number from 0 to 1 (1): 2" in mmfw.err
     assert "error: missing ids (1): 3" in mmfw.err
-    assert "predictions.csv: it cannot be scored on test_seen" in mmfw.err
+    assert "predictions.csv: invalid submission for test_seen" in mmfw.err
 
 
-def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, mmfw: MmfwRunner) -> None:
+def test_valid_file_passes_and_a_warning_is_not_an_error(data_dir: Path, mmfw: MmfwRunner) -> None:
     check(mmfw, data_dir, "id,proba,label\n00003,0.1,0\n1,0.2,0\n2,0.9,1\n", split="test_seen")
-    assert mmfw.err.endswith("right for test_seen\n")
-    found = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
+    assert mmfw.err.endswith("valid submission for test_seen\n")
+    result = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
     assert "warning: rows are not in the order" in mmfw.err
-    assert found["usable"] is True and found["problems"]
+    assert result["usable"] is True and result["problems"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes among files")
-def test_a_pipe_is_not_waited_for(data_dir: Path, mmfw: MmfwRunner) -> None:
+def test_pipe_is_rejected_without_waiting(data_dir: Path, mmfw: MmfwRunner) -> None:
     os.mkfifo(data_dir / "pipe")
     words = ("--split", "test_seen", "--data-dir", data_dir)
     assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *words, code=3)
@@ -65,33 +66,35 @@ def csv_of(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
-def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_submission_from_an_incomplete_copy_with_real_proportions(user_dir: Path, mmfw: MmfwRunner) -> None:
     files, gone = memes.incomplete_dataset_files()
     convert(memes.write_tree(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
     rows = read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
-    there = [row.id for row in rows]
-    found = check(mmfw, user_dir, csv_of(there), code=3)
-    assert found["usable"] is False
-    [problem] = found["problems"]
+    kept_ids = [row.id for row in rows]
+    result = check(mmfw, user_dir, csv_of(kept_ids), code=3)
+    assert result["usable"] is False
+    [problem] = result["problems"]
     assert problem.startswith("missing ids (407): ")
-    found = check(mmfw, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])))
-    assert (found["usable"], found["problems"]) == (True, [])
+    result = check(mmfw, user_dir, csv_of(sorted([*kept_ids, *gone["test_unseen"]])))
+    assert (result["usable"], result["problems"]) == (True, [])
     ids = [
         row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))
     ]
-    assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "nothing is left out of it"
+    assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "no rows of it are excluded"
 
 
-def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: MmfwRunner) -> None:
-    """The archive lacks the images 15 and 16 of the three of test_unseen."""
+def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(
+    user_dir: Path, mmfw: MmfwRunner
+) -> None:
+    """Two of the three images of test_unseen, 15 and 16, are missing."""
     copy, members = user_dir / "data dir", memes.without_images(memes.dataset_files(), [15, 16])
     archive = hostile_archives.write_zip(user_dir / "copy.zip", members)
     convert(archive, MmfPaths.resolve(copy), allow_missing=True)
-    found = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
-    assert found["problems"] == ["ids that are not in this split (1): 1"]
+    result = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
+    assert result["problems"] == ["ids that are not in this split (1): 1"]
     check(mmfw, copy, csv_of([14]), code=3)
     assert "2 memes of test_unseen" in mmfw.err
-    words = split_command(mmfw.err[mmfw.err.rindex("mmfw convert") :].strip())[1:]
+    words = split_command(re.findall("`mmfw (convert .*?)`", mmfw.err)[0])
     complete = hostile_archives.write_zip(user_dir / "complete.zip", memes.dataset_files())
     mmfw(*({"ARCHIVE": complete}.get(word, word) for word in words))
     check(mmfw, copy, csv_of([14]), code=3)

@@ -1,4 +1,4 @@
-"""What the shell completes, asked of a real bash."""
+"""Shell completion in a real bash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAVY = {"torch", "mmf", "transformers", "numpy", "pandas"}
 
 
 class Shell:
-    """A bash in an empty folder, in which mmfw is installed."""
+    """Bash in an empty folder, with mmfw installed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._noted = folder, folder / "imports.txt"
@@ -41,13 +41,15 @@ class Shell:
         self._bash("_MMFW_COMPLETE=bash_source mmfw > completion.sh")
 
     def completes(self, *words: str, **variables: str) -> list[str]:
-        """What bash would offer for the last word; nothing heavy is imported, and nothing else is said."""
-        asked = self._bash(_ASK, "mmfw", *map(shlex.quote, words), **variables)  # quoted, as they are typed
+        """Return the completions of the last word; check the imports and that there is no other output."""
+        completed = self._bash(
+            _ASK, "mmfw", *map(shlex.quote, words), **variables
+        )  # quoted, as they are typed
         said = self._noted.read_text(encoding="utf-8").splitlines()
         assert [line for line in said if not line.startswith("import time:")] == []
         assert {line.split("|")[-1].strip() for line in said}.isdisjoint(_HEAVY)
-        assert asked.stderr == ""
-        return asked.stdout.splitlines()
+        assert completed.stderr == ""
+        return completed.stdout.splitlines()
 
     def _bash(self, script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -68,11 +70,11 @@ def shell(user_dir: Path) -> Shell:
 
 @pytest.fixture
 def world(user_dir: Path) -> report_world.ReportWorld:
-    """The folders, and two runs, of which the second cannot be read."""
-    made = report_world.make(user_dir, groups=2)
-    made.add_run("first")
-    made.add_run("second").request_file.write_text("{", encoding="utf-8")
-    return made
+    """Make a dataset and two runs; the second run is unreadable."""
+    report_folders = report_world.make(user_dir, groups=2)
+    report_folders.add_run("first")
+    report_folders.add_run("second").request_file.write_text("{", encoding="utf-8")
+    return report_folders
 
 
 def test_commands_and_options(shell: Shell) -> None:
@@ -89,23 +91,21 @@ def test_presets(shell: Shell, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["predict", "report", "runs show", "runs compare first"])
-def test_runs_of_the_folder_that_was_named(
-    shell: Shell, world: report_world.ReportWorld, command: str
-) -> None:
-    found = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
-    assert found == ["second", f"second/{TIME}"]
+def test_runs_in_a_given_folder(shell: Shell, world: report_world.ReportWorld, command: str) -> None:
+    completions = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
+    assert completions == ["second", f"second/{TIME}"]
 
 
-def test_runs_of_the_folder_of_the_environment(shell: Shell, world: report_world.ReportWorld) -> None:
-    found = shell.completes("runs", "rm", f"first/{TIME}", "", MMF_SAVE_DIR=str(world.save))
-    assert set(found) == {"first", "second", f"first/{TIME}", f"second/{TIME}"}
-    found = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
-    assert {"best", "last", "first"} <= set(found)
+def test_runs_in_the_folder_of_the_environment(shell: Shell, world: report_world.ReportWorld) -> None:
+    completions = shell.completes("runs", "rm", f"first/{TIME}", "", MMF_SAVE_DIR=str(world.save))
+    assert set(completions) == {"first", "second", f"first/{TIME}", f"second/{TIME}"}
+    completions = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
+    assert {"best", "last", "first"} <= set(completions)
 
 
-def test_runs_and_presets_may_be_verified(shell: Shell, world: report_world.ReportWorld) -> None:
-    found = shell.completes("verify", "--save-dir", str(world.save), "")
-    assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(found)
+def test_runs_and_presets_of_verify(shell: Shell, world: report_world.ReportWorld) -> None:
+    completions = shell.completes("verify", "--save-dir", str(world.save), "")
+    assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(completions)
 
 
 def test_splits(shell: Shell, world: report_world.ReportWorld) -> None:

@@ -1,4 +1,4 @@
-"""What the commands print into pipes of other encodings, as those of Windows have them."""
+"""Output of the commands to closed pipes and in other encodings, such as those of Windows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
-def test_a_closed_stdout_is_no_error(mmfw_home: Path, world: MmfPaths, words: list[str]) -> None:
+def test_closed_stdout_is_not_an_error(mmfw_home: Path, world: MmfPaths, words: list[str]) -> None:
     arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
     run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
     if sys.platform == "win32":
@@ -40,7 +40,7 @@ def test_a_closed_stdout_is_no_error(mmfw_home: Path, world: MmfPaths, words: li
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, click knows no closed pipe")
-def test_a_reader_that_has_seen_enough_is_no_error(mmfw_home: Path) -> None:
+def test_closed_pipe_is_not_an_error(mmfw_home: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-m", "mmf_win", "--help"], stdout=writer, stderr=subprocess.PIPE)
@@ -49,7 +49,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(mmfw_home: Path) -> None:
 
 
 @pytest.mark.parametrize(("exit_code", "code"), [(None, 0), (0, 0), (3, 1), ("no license", 1)])
-def test_a_library_that_ends_the_process_has_failed_unless_its_code_is_0(
+def test_exit_by_a_library_is_an_error_unless_its_code_is_0(
     capsys: pytest.CaptureFixture[str], exit_code: int | str | None, code: int
 ) -> None:
     assert main(lambda: sys.exit(exit_code)) == code
@@ -59,7 +59,7 @@ def test_a_library_that_ends_the_process_has_failed_unless_its_code_is_0(
 @pytest.mark.parametrize(
     ("encoding", "utf8"), [("cp1252", "0"), ("cp1251", "0"), ("cp936", "0"), (None, "1")]
 )
-def test_nothing_is_too_foreign_for_a_console(
+def test_all_characters_can_be_printed_in_any_encoding(
     mmfw_home: Path, user_dir: Path, encoding: str | None, utf8: str
 ) -> None:
     missing = user_dir / "нет 没有"

@@ -1,4 +1,4 @@
-"""``mmfw convert`` as a user types it: what is printed, and the exit code."""
+"""``mmfw convert``: output and exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(mmfw: MmfwRunner, archive: Path, data_dir: Path, *options: str, code: in
     return mmfw("convert", archive, "--data-dir", data_dir, *options, code=code)
 
 
-def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
+def test_output_is_a_table_with_the_next_step_or_json(
     archive: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
     run(mmfw, archive, data_dir, "--password", PASSWORD)
@@ -48,7 +48,7 @@ def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
 
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
-def test_a_folder_may_have_any_name(
+def test_folder_may_have_any_name(
     name: str, tmp_path: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,23 +59,23 @@ def test_a_folder_may_have_any_name(
     mmfw("verify", "--data-dir", name)
 
 
-def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says(
+def test_validation_split_is_added_by_following_the_hint(
     user_dir: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    own, table = user_dir / "own", b"image,text,label\n1.png,a,1\n2.png,b,0\n"
-    write_tree({"train.csv": table, "1.png": image(1), "2.png": image(2)}, own)
-    run(mmfw, own, data_dir)
+    user_data, table = user_dir / "own", b"image,text,label\n1.png,a,1\n2.png,b,0\n"
+    write_tree({"train.csv": table, "1.png": image(1), "2.png": image(2)}, user_data)
+    run(mmfw, user_data, data_dir)
     noted = mmfw.err
     assert "no validation split" in noted and "mmfw train" not in noted
     mmfw("train", "demo", "--data-dir", data_dir, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     assert f"`mmfw {command}`" in noted
-    (own / "dev.csv").write_bytes(table)
-    mmfw(*({"ARCHIVE": own}.get(word, word) for word in split_command(command)))
+    (user_data / "dev.csv").write_bytes(table)
+    mmfw(*({"ARCHIVE": user_data}.get(word, word) for word in split_command(command)))
     assert "mmfw train" in mmfw.err
 
 
-def test_a_set_that_lacks_a_split_is_converted_as_the_hint_says(
+def test_dataset_without_a_split_is_converted_by_following_the_hint(
     user_dir: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
     files = {name: content for name, content in dataset_files().items() if "dev_seen" not in name}
@@ -86,7 +86,7 @@ def test_a_set_that_lacks_a_split_is_converted_as_the_hint_says(
     assert "dev_unseen" in mmfw.out and "dev_seen" not in mmfw.out
 
 
-def test_rows_that_are_left_out_stand_beside_the_full_number(
+def test_excluded_rows_are_shown_with_the_full_number(
     user_dir: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
     copy = hostile_archives.write_zip(user_dir / "copy.zip", without_images(dataset_files(), [14, 15]))
@@ -99,7 +99,7 @@ def test_rows_that_are_left_out_stand_beside_the_full_number(
 
 
 @pytest.mark.parametrize("locked", [True, False])
-def test_at_a_fake_terminal_the_password_is_asked_for_where_one_is_needed(
+def test_password_is_asked_for_only_if_needed_at_a_fake_terminal(
     archive: Path,
     user_dir: Path,
     data_dir: Path,
@@ -107,21 +107,21 @@ def test_at_a_fake_terminal_the_password_is_asked_for_where_one_is_needed(
     mmfw: MmfwRunner,
     locked: bool,
 ) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def prompt(text: str, *, hide_input: bool, err: bool) -> str:
         assert hide_input
-        asked.append(text)
+        prompts.append(text)
         return PASSWORD
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "prompt", prompt)
     chosen = archive if locked else hostile_archives.write_zip(user_dir / "open.zip", dataset_files())
     run(mmfw, chosen, data_dir)
-    assert asked == ["Password"] * locked
+    assert prompts == ["Password"] * locked
 
 
-def test_exit_codes_tell_what_is_wrong(
+def test_exit_code_depends_on_the_problem(
     archive: Path, user_dir: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
     run(mmfw, user_dir / "nowhere.zip", data_dir, code=3)
@@ -135,13 +135,13 @@ def test_exit_codes_tell_what_is_wrong(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([""], "not named"),  # and not the current folder
-        (["--zip", ""], "not named"),
+        ([""], "missing ARCHIVE"),  # and not the current folder
+        (["--zip", ""], "missing ARCHIVE"),
         (["x.zip", "--password-file", "empty"], "is empty"),
-        (["x.zip", "--password", "b", "--password-file", "secret"], "give one of them"),
+        (["x.zip", "--password", "b", "--password-file", "secret"], "use one"),
     ],
 )
-def test_what_makes_no_sense_is_a_mistake(
+def test_invalid_arguments_are_usage_errors(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(user_dir)
@@ -151,12 +151,12 @@ def test_what_makes_no_sense_is_a_mistake(
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
-def test_a_drive_that_does_not_exist(archive: Path, mmfw: MmfwRunner) -> None:
+def test_missing_drive_is_reported(archive: Path, mmfw: MmfwRunner) -> None:
     assert "no drive Q:" in run(mmfw, archive, Path("Q:\\data"), "--password", PASSWORD, code=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="such names exist on Linux only, not on Windows or macOS")
-def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
+def test_archive_name_that_is_not_utf8(archive: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     odd = archive.with_name("caf\udce9.zip")
     archive.rename(odd)
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path, mmfw: M
 
 
 @requires_tool("setpriv", exists_on_windows=False)
-def test_a_folder_that_may_not_be_read_is_named_and_its_images_are_not_called_missing(
+def test_unreadable_folder_is_named_and_its_images_are_not_called_missing(
     user_dir: Path, data_dir: Path
 ) -> None:
     source = write_tree(dataset_files(top=""), user_dir / "memes")
@@ -176,7 +176,7 @@ def test_a_folder_that_may_not_be_read_is_named_and_its_images_are_not_called_mi
     assert f"error: {images}: Permission denied" in done.stderr and "missing" not in done.stderr
 
 
-def test_names_in_an_archive_do_not_steer_the_terminal(
+def test_control_characters_in_archive_names_are_escaped(
     user_dir: Path, data_dir: Path, mmfw: MmfwRunner
 ) -> None:
     names = ["\x1b]0;title\x07.txt", "gnp.\u202eexe", "\x9b2J"]
@@ -197,7 +197,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory, which Windows has not")
-def test_too_little_memory_is_no_bug(user_dir: Path, data_dir: Path) -> None:
+def test_too_little_memory_is_not_reported_as_a_bug(user_dir: Path, data_dir: Path) -> None:
     files = dataset_files() | {"hateful_memes/dev_seen.jsonl": b"0\n" * (7 << 20)}
     path = hostile_archives.write_zip(user_dir / "a.zip", files)
     words = ["convert", "--zip", str(path), "--data-dir", str(data_dir)]

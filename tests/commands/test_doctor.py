@@ -1,4 +1,4 @@
-"""``mmfw doctor`` as a user types it."""
+"""``mmfw doctor``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.worlds.tools import MmfwRunner
 from tests.worlds.web_server import WebServer
 
 
-def _hints(found: dict[str, Any]) -> list[str]:
-    return [missing["hint"] for missing in found["missing"]]
+def _hints(survey_data: dict[str, Any]) -> list[str]:
+    return [missing["hint"] for missing in survey_data["missing"]]
 
 
-def test_it_names_every_path_with_its_free_space(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_every_path_is_shown_with_its_free_space(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     data, save = user_dir / "data", user_dir / "save"
-    found = mmfw.json("doctor", "--data-dir", data, "--save-dir", save)
-    folders = {folder["name"]: folder for folder in found["folders"]}
+    survey_data = mmfw.json("doctor", "--data-dir", data, "--save-dir", save)
+    folders = {folder["name"]: folder for folder in survey_data["folders"]}
     assert folders["data"]["path"] == str(data)
     assert folders["runs"]["path"] == str(save)
     assert folders["dataset"]["path"].startswith(str(data))
@@ -39,7 +39,7 @@ def test_it_names_every_path_with_its_free_space(mmfw_home: Path, user_dir: Path
         "--save-dir",
         None,
     ]
-    assert not data.exists(), "looking must not make anything"
+    assert not data.exists(), "the command must not create anything"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_it_names_every_path_with_its_free_space(mmfw_home: Path, user_dir: Path
         (("XDG_CACHE_HOME", "TORCH_HOME"), "TORCH_HOME", "TORCH_HOME", "default"),
     ],
 )
-def test_it_says_which_variable_names_a_folder(
+def test_variable_that_sets_a_folder_is_shown(
     mmfw_home: Path,
     user_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,12 +71,10 @@ def test_it_says_which_variable_names_a_folder(
         assert folders[folder]["named_by"] in (*Path(folders[folder]["path"]).parts, "default")
 
 
-def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
-    mmfw_home: Path, mmfw: MmfwRunner
-) -> None:
-    found = mmfw.json("doctor")
-    assert found["mmf"]["installed"] is None
-    assert "run `mmfw setup`" in _hints(found)
+def test_missing_mmf_is_an_error_only_for_its_patches(mmfw_home: Path, mmfw: MmfwRunner) -> None:
+    survey_data = mmfw.json("doctor")
+    assert survey_data["mmf"]["installed"] is None
+    assert "run `mmfw setup`" in _hints(survey_data)
     assert "mmfw setup" in mmfw("doctor", "--compat", code=6)
     mmfw("--version")
     first, second = mmfw.out.splitlines()
@@ -84,20 +82,20 @@ def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
     assert sys.version.split()[0] in second and "MMF not installed" in second
 
 
-def test_a_broken_mmf_is_an_error(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> None:
+def test_damaged_mmf_is_an_error(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> None:
     with WebServer.serving(mmf_tar_gz=git_archive(TREE)) as server:
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github_archive(server.url),))
         install(github_archive(server.url))
     assert mmfw.json("doctor")["mmf"]["problems"] == []
     (find_mmf().root / "mmf.txt").unlink()
-    found = mmfw.json("doctor", code=6)
-    assert found["mmf"]["problems"] == ["missing: mmf.txt"]
-    assert "run `mmfw setup`" in _hints(found)
+    survey_data = mmfw.json("doctor", code=6)
+    assert survey_data["mmf"]["problems"] == ["missing: mmf.txt"]
+    assert "run `mmfw setup`" in _hints(survey_data)
     mmfw("doctor", code=6)
     assert "missing: mmf.txt" in mmfw.out
 
 
-def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
+def test_missing_packages_and_mmfw_are_installed_by_pip(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
@@ -114,7 +112,7 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
     assert f"torch {torch}" in mmfw("--version")
 
 
-def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
+def test_missing_pytorch_is_listed_with_its_build_before_other_packages(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     absent = ["no-such-package", "torch", "torchvision"]
@@ -127,25 +125,25 @@ def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
     assert second["what"] == "not installed: no-such-package" and "mmf-win[train]" in second["hint"]
 
 
-def test_a_missing_dataset_is_repaired_by_convert(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_hint_for_a_missing_dataset_is_convert(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     data = user_dir / "data"
     assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))
     names = ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png")
     dataset = write_tree(dict.fromkeys(names, b""), data / "datasets/hateful_memes/defaults")
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
-    found = mmfw.json("doctor", "--data-dir", data)
-    assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
-    assert not any("mmfw convert" in hint for hint in _hints(found))
+    survey_data = mmfw.json("doctor", "--data-dir", data)
+    assert survey_data["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
+    assert not any("mmfw convert" in hint for hint in _hints(survey_data))
 
 
-def test_little_space_is_said_with_a_fake_disk(
+def test_low_disk_space_is_reported_with_a_fake_disk(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
     assert _hints(mmfw.json("doctor")).count("free some space there") == 2
 
 
-def test_people_read_the_same_as_scripts(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_text_shows_the_same_as_json(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     use_checkout(write_checkout(user_dir / "my mmf"))
     assert f"MMF {VERSION} (path): not verified" in mmfw("doctor")
     assert sys.version.split()[0] in mmfw.out
@@ -154,14 +152,14 @@ def test_people_read_the_same_as_scripts(mmfw_home: Path, user_dir: Path, mmfw: 
 
 
 @pytest.mark.torch
-def test_the_patches_are_listed_with_whether_they_are_active(mmfw: MmfwRunner) -> None:
+def test_patches_are_listed_with_their_state(mmfw: MmfwRunner) -> None:
     patches = {patch["name"]: patch for patch in mmfw.json("doctor", "--compat")}
     assert patches["transformers-names"]["active"]
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
     assert "transformers-names" in mmfw("doctor", "--compat")
 
 
-def test_a_cache_folder_that_cannot_be_made_is_missing(
+def test_cache_folder_that_cannot_be_created_is_listed_as_missing(
     mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = user_dir / "file" / "cache"

@@ -1,4 +1,4 @@
-"""``mmfw features`` as a user types it."""
+"""``mmfw features``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: MmfwRunner) -> N
     assert str(folder) in mmfw.err
 
 
-def test_of_a_preset_that_needs_none_is_said_so(user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_preset_that_needs_no_files(user_dir: Path, mmfw: MmfwRunner) -> None:
     preset = user_dir / "mine.yaml"
     preset.write_text(
         "model: mine\nconfig: projects/others/unimodal/configs/hateful_memes/image.yaml\nsettings: "
@@ -41,7 +41,7 @@ def test_of_a_preset_that_needs_none_is_said_so(user_dir: Path, mmfw: MmfwRunner
     )
     for command in ("status", "fetch"):
         mmfw("features", command, preset, "--data-dir", user_dir / "data", "--save-dir", user_dir / "save")
-        assert mmfw.err == "neither region features nor pretrained weights are needed\n"
+        assert mmfw.err == "no region features or pretrained weights are needed\n"
 
 
 PRESET = """
@@ -57,7 +57,7 @@ settings:
 
 @dataclass
 class Shop:
-    """A preset's file that reads region features and fc7, MMF's folders, and a server that has both."""
+    """Preset that reads region features and fc7, MMF's folders, and a server that has both files."""
 
     server: WebServer
     places: MmfPaths
@@ -65,20 +65,20 @@ class Shop:
     mmfw: MmfwRunner
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        """Run ``mmfw verify`` or ``repair``, or else ``mmfw features``."""
+        """Run ``mmfw verify``, ``mmfw repair`` or a command of ``mmfw features``."""
         where = ("--data-dir", self.places.data_dir, "--save-dir", self.places.save_dir)
         command = [] if words[0] in ("verify", "repair") else ["features"]
         return self.mmfw(*command, *words, self.preset, *where, code=code)
 
     def states(self, command: str) -> dict[str, str]:
-        """What it says of each for scripts: features, fc7 and a BERT."""
-        found = json.loads(self(command, "--json"))
-        return {kind: of["state"] for kind, of in zip(("features", "fc7", "bert"), found, strict=True)}
+        """Return the states of the features, fc7 and the BERT."""
+        results = json.loads(self(command, "--json"))
+        return {kind: of["state"] for kind, of in zip(("features", "fc7", "bert"), results, strict=True)}
 
 
 @pytest.fixture
 def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> Iterator[Shop]:
-    """Nothing but a BERT on the disk, and a zoo."""
+    """Make a folder that contains only a BERT, and a zoo."""
     names = ("config.json", "vocab.txt", "model.safetensors")
     bert = write_tree(dict.fromkeys(names, b"content"), user_dir / "my bert")
     preset = user_dir / "mine.yaml"
@@ -93,9 +93,7 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> I
 
 
 @pytest.mark.torch
-def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
-    shop: Shop, mmfw: MmfwRunner
-) -> None:
+def test_files_unpacked_by_mmf_are_repaired_without_a_preset_name(shop: Shop, mmfw: MmfwRunner) -> None:
     zoo.unpack_like_mmf(zoo.Zoo(shop.server, shop.places))
     where = ("features", "--data-dir", str(shop.places.data_dir))
     assert "MMF unpacked features.tar.gz here" in mmfw("verify", *where, code=3)
@@ -104,7 +102,7 @@ def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
 
 
 @pytest.mark.torch
-def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Shop, mmfw: MmfwRunner) -> None:
+def test_status_shows_folders_and_download_sizes(shop: Shop, mmfw: MmfwRunner) -> None:
     features, fc7, bert = json.loads(shop("status", "--json"))
     archive = shop.server.files["features.tar.gz"]
     assert features == {
@@ -134,7 +132,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Sh
 
 
 @pytest.mark.torch
-def test_features_that_no_zoo_has_are_for_the_user_to_bring(
+def test_unpublished_features_must_be_provided_by_the_user(
     shop: Shop, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
@@ -167,33 +165,31 @@ def test_fetch_verify_and_repair_make_everything_intact(shop: Shop, mmfw: MmfwRu
 
 
 @pytest.mark.torch
-def test_repair_downloads_nothing_that_was_never_there(shop: Shop) -> None:
+def test_repair_does_not_download_files_that_were_never_there(shop: Shop) -> None:
     shop.places.data_dir.mkdir()
     assert shop.states("repair") == {"features": "missing", "fc7": "missing", "bert": "recorded"}
     assert shop.server.content_requests == []
 
 
 @pytest.mark.torch
-def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
-    shop: Shop, mmfw: MmfwRunner
-) -> None:
+def test_newest_run_with_unknown_overrides_is_named_with_a_hint(shop: Shop, mmfw: MmfwRunner) -> None:
     run = Run.create(shop.places.save_dir, "other")
     data = str(shop.places.data_dir)
     of_run = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": RUN_SPLITS, "data_dir": data}
     run.save_request(make_run_request(overrides=["training.fp16=True"], **of_run))
     where = ["--data-dir", data, "--save-dir", shop.places.save_dir]
     mmfw("features", "status", *where, code=2)
-    assert run.id in mmfw.err and "name presets" in mmfw.err
+    assert run.id in mmfw.err and "pass presets" in mmfw.err
     mmfw("features", "status", shop.preset, *where)
 
 
 @pytest.mark.torch
-def test_a_download_that_cannot_be_had_names_the_source(shop: Shop) -> None:
+def test_failed_download_names_the_source(shop: Shop) -> None:
     shop.server.files.clear()
     said = shop("fetch", code=6)
     assert f"{shop.server.url}/features.tar.gz" in said and "hint: " in said
 
 
 @pytest.mark.torch
-def test_a_preset_that_is_not_there_is_a_usage_error(mmfw: MmfwRunner) -> None:
+def test_unknown_preset_is_a_usage_error(mmfw: MmfwRunner) -> None:
     assert "did you mean mmbt_region?" in mmfw("features", "status", "mmbt_regoin", code=2)

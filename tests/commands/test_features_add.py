@@ -1,4 +1,4 @@
-"""``mmfw features add`` as a user types it."""
+"""``mmfw features add``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def data(user_dir: Path) -> Path:
-    """MMF's data folder with a dataset of which nobody has features."""
+    """Make MMF's data folder with a dataset without features."""
     files = dataset_files(top="", extra_files=False).items()
     annotations = {name: content for name, content in files if name.endswith(".jsonl")}
     write_tree(annotations, MmfPaths.resolve(user_dir / "data dir").dataset.annotations)
@@ -29,28 +29,30 @@ def data(user_dir: Path) -> Path:
 def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
     words = ("features", "add", folder, "--data-dir", data)
-    found = mmfw.json(*words)
+    result = mmfw.json(*words)
     lmdb = MmfPaths.resolve(data).dataset.features / "detectron.lmdb"
-    assert (found["lmdb"], found["images"]) == (str(lmdb), 6)
-    assert found["splits"]["train"] == {"rows": 6, "with_features": 6}
-    assert found["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
+    assert (result["lmdb"], result["images"]) == (str(lmdb), 6)
+    assert result["splits"]["train"] == {"rows": 6, "with_features": 6}
+    assert result["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
     assert "--force" in mmfw(*words, code=3)
     mmfw(*words, "--force")
     assert [line.split() for line in mmfw.out.splitlines()][1] == ["train", "6", "6"]
     assert f"6 images: {lmdb}" in mmfw.err
 
 
-def test_what_models_may_not_take_is_told(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+def test_features_that_some_models_cannot_use_are_reported(
+    user_dir: Path, data: Path, mmfw: MmfwRunner
+) -> None:
     folder = user_dir / "npy"
     feature_files.write_pair(folder / "sub", "00001", feature_size=2054)
     feature_files.write_pair(folder / "sub", "00002", feature_size=2054, regions=36)
     (folder / "sub" / "00001_info.npy").unlink()
     mmfw("features", "add", folder, "--data-dir", data)
-    for told in ("sub/00001", "10 to 36 regions", "2054", "ViLBERT", "max_features"):
-        assert told in mmfw.err
+    for text in ("sub/00001", "10 to 36 regions", "2054", "ViLBERT", "max_features"):
+        assert text in mmfw.err
 
 
-def test_another_lmdb_may_be_built(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+def test_lmdb_can_be_built_at_another_path(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     lmdb = user_dir / "own" / "memes.lmdb"
     words = ["features", "add", str(folder), "--data-dir", str(data)]
@@ -60,7 +62,7 @@ def test_another_lmdb_may_be_built(user_dir: Path, data: Path, mmfw: MmfwRunner)
     assert ".lmdb" in mmfw(*words, "--output", user_dir / "own" / "memes", code=2)
 
 
-def test_bad_input_is_named(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+def test_invalid_input_is_named(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     where = ["--data-dir", str(data)]
     mmfw("features", "add", user_dir / "no", *where, code=2)
@@ -69,9 +71,7 @@ def test_bad_input_is_named(user_dir: Path, data: Path, mmfw: MmfwRunner) -> Non
     assert str(folder / "1.npy") in mmfw("features", "add", folder, *where, code=3)
 
 
-def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
-    user_dir: Path, data: Path, mmfw: MmfwRunner
-) -> None:
+def test_printed_command_rebuilds_a_damaged_lmdb(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1", "2"])
     where = ["--data-dir", str(data)]
     save = ["--save-dir", str(user_dir / "save")]
@@ -87,7 +87,7 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     assert set(feature_files.read_records(lmdb)) == {"1", "2"}
 
 
-def test_a_list_of_hashes_that_cannot_be_read_is_one_error_and_the_hints_replace_it(
+def test_unreadable_manifest_is_replaced_by_following_the_hints(
     user_dir: Path, data: Path, mmfw: MmfwRunner
 ) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])

@@ -1,6 +1,7 @@
-"""Every command that a hint or a next step can name is run by a test, in the state in which it is printed.
+"""Every command in a hint or next step is run by a test, in the state in which it is printed.
 
-``FOLLOWED`` runs it here; ``ELSEWHERE`` names the test that does; ``NOT_RUN`` says why none can.
+``FOLLOWED`` are run here; ``ELSEWHERE`` names the test that runs the command; ``NOT_RUN`` says why
+no test does.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Case:
-    """A state, and the command that prints a hint in it.
+    """State in which a command prints a hint.
 
     Attributes:
-        command: what a user types; ``{dir}`` is the user's folder.
-        code: its exit code.
-        before: brings the state about.
-        given: what the user has for the words in capitals.
-        option: what to type beside ``command``, where the hint names options alone.
-        mended: whether ``command`` goes well once the hint was followed.
+        command: The command; ``{dir}`` is the user's folder.
+        code: Its exit code.
+        before: Brings about the state.
+        given: The argument for words in capitals.
+        option: The options to add to ``command``, if the hint names only options.
+        mended: Whether ``command`` succeeds after the hint was followed.
     """
 
     command: str
@@ -48,19 +49,19 @@ class Case:
 
 
 def forget_origin(places: MmfPaths, folder: Path) -> None:
-    """Take both lists of hashes away, and damage an image."""
+    """Remove the manifest, and damage an image."""
     for name in ("SHA256SUMS", "SHA256SUMS.json"):
         (places.dataset.root / name).unlink()
     hostile_archives.flip_byte(places.dataset.images / "img/00003.png", 100)
 
 
 def other_archive(places: MmfPaths, folder: Path) -> None:
-    """Another archive than the one that the dataset was converted from."""
+    """Write an archive other than the one that the dataset was converted from."""
     hostile_archives.write_zip(folder / "other.zip", {**dataset_files(), "more.txt": b"more"})
 
 
 def broken_list(places: MmfPaths, folder: Path) -> None:
-    """Another archive, and a list of hashes that is cut off."""
+    """Write another archive, and truncate the manifest."""
     other_archive(places, folder)
     hostile_archives.truncate_file(places.dataset.root / "SHA256SUMS")
 
@@ -96,39 +97,40 @@ FOLLOWED = {
 }
 
 _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
-_ARCHIVE = "test_a_refused_archive_of_memes_is_converted_as_its_hint_says"
+_ARCHIVE = "test_refused_archive_is_converted_by_following_the_hint"
 ELSEWHERE = {
     "sniffing: mmfw convert": _ARCHIVE,
-    "commands/track: mmfw sweep": "test_a_sweep_without_runs_is_not_sent_in_silence",
+    "commands/track: mmfw sweep": "test_uploading_a_sweep_without_runs_is_an_error",
     "commands/track: mmfw track": "test_data_of_a_run_is_sent_once",
     "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"
     "_end",
-    "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verification"
-    "_and_licence_consent",
-    "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verification"
-    "_and_licence_consent",
+    "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verif"
+    "ication_and_licence_consent",
+    "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verif"
+    "ication_and_licence_consent",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
-    "cli: mmfw doctor": "test_without_any_run_it_is_about_the_machine",
+    "cli: mmfw doctor": "test_report_without_runs_describes_the_machine",
     "cli: mmfw train": "test_a_profile_says_where_the_time_of_a_preset_goes",
-    "doctor/survey: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
-    "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_converted_as_the_hint_says",
-    "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
-    "commands/doctor: --report": "test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for",
-    "inputs/verification: mmfw repair": "test_the_command_that_verify_names_repairs_it",
-    "inputs/verification: mmfw features": "test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
+    "doctor/survey: mmfw setup": "test_torch_prints_only_the_command_to_stdout",
+    "dataset/unpack: --allow-missing": "test_dataset_without_a_split_is_converted_by_following_the_hint",
+    "commands/verify: mmfw repair": "test_command_in_the_hint_of_verify_repairs_the_damage",
+    "commands/doctor: --report": "test_report_has_diagnostics_and_logs_only_on_request",
+    "inputs/verification: mmfw repair": "test_command_in_the_hint_of_verify_repairs_the_damage",
+    "inputs/verification: mmfw features": "test_model_that_cannot_be_downloaded_is_fetched_from_a_folder",
     "inputs/verification: mmfw demo": _DEMO,
-    "inputs/feature_lmdb: mmfw features": "test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
-    "inputs/feature_lmdb: mmfw repair": "test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie",
+    "inputs/feature_lmdb: mmfw features": "test_printed_command_rebuilds_a_damaged_lmdb",
+    "inputs/feature_lmdb: mmfw repair": "test_features_without_their_archive_are_replaced_from_another_one",
     "runs/preflight: mmfw features": "test_images_without_region_features_are_refused_with_what_can_be_done",
     "runs/preflight: mmfw train": "test_another_learning_rate_takes_what_the_hint_says",
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",
-    "inputs/verification: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
+    "inputs/verification: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_a"
+    "llowed",
     "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
-    "dataset/annotations: mmfw convert": "test_the_dataset_is_made_where_it_was_missed",
+    "dataset/annotations: mmfw convert": "test_dataset_is_converted_to_the_folder_where_it_was_missing",
     "doctor/verify_all: mmfw convert": "test_verify_reports_unusable_images_accepted_by_an_earlier_version",
     "runs/folder: mmfw train": "test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says",
     "runs/folder: mmfw report": "test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it",
-    "runs/folder: mmfw runs": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
+    "runs/folder: mmfw runs": "test_unreadable_run_is_removed_as_hinted",
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
     "runs/outcomes: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
@@ -140,10 +142,11 @@ ELSEWHERE = {
     "nan of an operation": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan in fp16": "test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",
     "killed": "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
-    "commands/check_submission: mmfw convert": "test_the_hint_says_what_to_convert_and_that_helps",
+    "commands/check_submission: mmfw convert": "test_following_the_hint_for_excluded_memes_makes_a_valid_su"
+    "bmission",
     "commands/check_submission: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
-    "commands/features: mmfw features": "test_features_that_no_zoo_has_are_for_the_user_to_bring",
+    "commands/features: mmfw features": "test_unpublished_features_must_be_provided_by_the_user",
     "export/exporter: --tolerance": "test_a_row_with_another_probability_is_named_and_nothing_is_written",
     "commands/export: --int": "test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much",
     "export/exporter: --max-loss": "test_region_features_are_inputs_and_weights_of_8_bits"
@@ -156,9 +159,9 @@ ELSEWHERE = {
     "commands/setup: mmfw demo": _DEMO,
 }
 
-_READS = "it shows what there is, and changes nothing"
-_CHOICE = "it names an option for another choice, whose own command tests it"
-_PRESET = "which preset is the user's to choose; tests/endtoend/test_training.py trains some"
+_READS = "it only shows information"
+_CHOICE = "it names an option for another choice, which is tested with its own command"
+_PRESET = "the user chooses the preset; tests/endtoend/test_training.py trains some"
 NOT_RUN = {
     "runs/override_rules: mmfw predict": "it names the command that does what was tried with another",
     "runs/override_rules: mmfw train": _PRESET,
@@ -184,11 +187,11 @@ NOT_RUN = {
     "commands/export: mmfw predict": "it names what an exported model is compared with",
     "export/exporter: mmfw predict": "it names what an exported model is compared with",
     "export/exporter: --int": "it says to leave out --int8",
-    "export/exporter: --split": "which split has labels is the user's to know",
-    "export/exported_model: mmfw export": "which run is the user's to know",
-    "runs/distillation: --teacher": "which file is the user's to know",
-    "runs/distillation: mmfw predict": "which run is the teacher is the user's to know",
-    "runs/training: mmfw train": "which preset it was is the user's to know",
+    "export/exporter: --split": "only the user knows which split has labels",
+    "export/exported_model: mmfw export": "only the user knows which run",
+    "runs/distillation: --teacher": "only the user knows which file",
+    "runs/distillation: mmfw predict": "only the user knows which run is the teacher",
+    "runs/training: mmfw train": "only the user knows which preset it was",
     "cuda_oom": "a full GPU; the hint names no command",
     "host_oom": "a full memory; --batch-size is tested by itself",
     "config": "the hint names no command",
@@ -210,11 +213,9 @@ NOT_RUN = {
     "inputs/feature_lmdb: --data-dir": _CHOICE,
     "inputs/feature_lmdb: --force": _CHOICE,
     "runs/preflight: --features": _CHOICE,
-    "commands/convert: --password-file": _CHOICE,
     "commands/demo: --keep": _CHOICE,
     "commands/predict: --ensemble": _CHOICE,
     "commands/predict: --memes": _CHOICE,
-    "commands/predict: --source": _CHOICE,
     "commands/predict: --split": _CHOICE,
     "commands/predict: --text": _CHOICE,
     "commands/options: --yes": _CHOICE,
@@ -222,16 +223,14 @@ NOT_RUN = {
     "runs/plan: --cpu": _CHOICE,
     "runs/plan: --nnodes": _CHOICE,
     "runs/plan: --nproc": _CHOICE,
-    "commands/train: --init": _CHOICE,
     "commands/train: --name": _CHOICE,
-    "commands/train: --source": _CHOICE,
     "commands/track: --track": _CHOICE,
     "commands/demo: mmfw ?": "it shows a command that it runs itself",
 }
 
 
 def _named_in(tree: ast.Module) -> Iterator[str]:
-    """The commands that a module's texts name, but for docstrings and help, and the options of its hints."""
+    """Yield the commands in a module's texts, except docstrings and help, and the options in its hints."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():  # --help
@@ -242,14 +241,18 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
             yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
         for hint in _hints(node):
             yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(_texts(hint)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "format_command":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "format_command"
+        ):
             words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
             if words[0] == "mmfw":
                 yield f"mmfw {words[1]}"
 
 
 def _hints(node: ast.AST) -> Iterator[ast.AST]:
-    """The hint that a call is given, or that a class has."""
+    """Yield the hint that is passed to a call, or that a class has."""
     if isinstance(node, ast.keyword) and node.arg == "hint":
         yield node
     if isinstance(node, ast.ClassDef):
@@ -257,13 +260,13 @@ def _hints(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """The texts in an expression, without those of the commands that it quotes."""
+    """Yield the texts in an expression, without the commands in backticks."""
     for below in ast.walk(node):
         if isinstance(below, ast.Constant) and isinstance(below.value, str):
             yield re.sub("`mmfw [^`]*(`|$)", "", below.value)
 
 
-def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
+def test_every_command_in_a_hint_is_run_by_a_test_or_excluded() -> None:
     printed = set(outcomes._HINTS)
     for path in (ROOT / "mmf_win").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -276,19 +279,19 @@ def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: str, mmfw: MmfwRunner) -> None:
+def test_command_in_the_hint_succeeds(world: MmfPaths, user_dir: Path, name: str, mmfw: MmfwRunner) -> None:
     case = FOLLOWED[name]
     case.before(world, user_dir)
     words = [word.format(dir=user_dir) for word in case.command.split()]
     mmfw(*words, code=case.code)
-    told = "".join(line for line in mmfw.err.splitlines(True) if line.startswith("hint: "))
+    hints = "".join(line for line in mmfw.err.splitlines(True) if line.startswith("hint: "))
     given = case.given.format(dir=user_dir)
     if case.option:
         option, _, value = case.option.partition(" ")
-        assert option in told
+        assert option in hints
         mmfw(*words, option, *([value] if value else []))
     else:
-        commands = re.findall("`mmfw (.*?)`", told) or re.findall(r"mmfw (.*)", told)
+        commands = re.findall("`mmfw (.*?)`", hints) or re.findall(r"mmfw (.*)", hints)
         assert commands
         for command in commands:
             as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in split_command(command)]
@@ -298,7 +301,7 @@ def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: st
 
 
 @pytest.mark.torch
-def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
+def test_model_that_cannot_be_downloaded_is_fetched_from_a_folder(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": "hf", "MMF_CACHE_DIR": "cache"}.items():

@@ -1,4 +1,4 @@
-"""Real ``mmfw`` processes without a worker, and real signals, at moments that the test holds on to."""
+"""Signals to real ``mmfw`` processes without a worker, at fixed points of their work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _RUN = "sys.exit(main(sys.argv[1:]))"
 
 @contextmanager
 def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process of its own."""
+    """Run a command in its own process."""
     command = [sys.executable, "-c", program + _RUN, *words]
     with subprocess.Popen(
         command,
@@ -65,7 +65,7 @@ def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def reads(process: subprocess.Popen[str], line: str) -> None:
-    """Wait until it has printed ``line``."""
+    """Wait until the process has printed ``line``."""
     assert process.stdout is not None
     while process.stdout.readline().strip() != line:
         assert process.poll() is None
@@ -73,7 +73,7 @@ def reads(process: subprocess.Popen[str], line: str) -> None:
 
 @pytest.fixture
 def packed(user_dir: Path) -> Path:
-    """The dataset as a tar.gz, which one thread extracts."""
+    """Make the dataset as a tar.gz, which is extracted by one thread."""
     path = user_dir / "memes.tar.gz"
     path.write_bytes(tar_gz(dataset_files()))
     return path
@@ -81,7 +81,7 @@ def packed(user_dir: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("command", ["convert", "features extract"])
-def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
+def test_signal_during_extraction_leaves_nothing_that_looks_finished(
     packed: Path, user_dir: Path, command: str, name: str
 ) -> None:
     data = user_dir / "data"
@@ -91,17 +91,17 @@ def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
     with typed(_WAITS, *command.split(), str(packed), "--data-dir", str(data), *as_json) as process:
         reads(process, "at work")
         process.send_signal(getattr(signal, name))
-        told, said = process.communicate()
-        assert process.returncode == 130, said
-    assert "interrupted" in said and "error" not in said and "Traceback" not in said
-    assert not as_json or json.loads(told.splitlines()[-1])["error"]["code"] == 130
+        output, errors = process.communicate()
+        assert process.returncode == 130, errors
+    assert "interrupted" in errors and "error" not in errors and "Traceback" not in errors
+    assert not as_json or json.loads(output.splitlines()[-1])["error"]["code"] == 130
     dataset = MmfPaths.resolve(data).dataset
     assert not dataset.annotation_file("train").exists()
     assert not (dataset.features / "detectron.lmdb").exists()
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # the terminal sends it to the whole group
-def test_a_signal_while_a_7z_is_extracted_ends_its_decoder(
+def test_signal_during_extraction_of_a_7z_ends_its_decoder(
     user_dir: Path, send: Callable[[int, int], None]
 ) -> None:
     data = user_dir / "data"
@@ -119,7 +119,7 @@ def test_a_signal_while_a_7z_is_extracted_ends_its_decoder(
     assert not [*data.rglob("data.mdb")]
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(packed: Path, user_dir: Path) -> None:
+def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -> None:
     words = ["convert", "--zip", str(packed), "--data-dir", str(user_dir / "data")]
     with typed(_WAITS + _CLEANS_UP_FOR_GOOD, *words) as process:
         reads(process, "at work")
@@ -130,7 +130,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(packed: Path, user_di
         assert process.wait() == 130
 
 
-def test_the_file_that_mmfw_stop_file_names_interrupts_a_command(
+def test_stop_file_interrupts_a_command(
     packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, data = user_dir / "stop", user_dir / "data"

@@ -1,4 +1,4 @@
-"""What a new user mistakes for something else: it is named, with a next step; nothing here needs torch."""
+"""Mistakes of new users: each is reported with a next step. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worlds.tools import MmfwRunner, split_command
 
 @pytest.fixture
 def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the archive, a converted dataset in ``data`` and a run in ``save``."""
+    """Make a folder with the archive, a converted dataset in ``data`` and a run in ``save``."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     make_encrypted_zip(user_dir / "memes.zip", dataset_files())
@@ -45,24 +45,24 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 @pytest.mark.parametrize(
     "words", ["--track mlflow", "--output x", "--report", "--threshold best-accuracy", "--track=wandb"]
 )
-def test_image_refuses_what_is_about_files_of_predictions(
+def test_image_rejects_options_about_prediction_files(
     here: Path, mmfw: MmfwRunner, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = ["predict", "--image", str(here / "memes.zip"), "--text", ""]
     mmfw(*image, *words.split(), code=2)
-    assert f"error: {words.split()[0].partition('=')[0]} is about files of predictions" in mmfw.err
+    assert f"error: {words.split()[0].partition('=')[0]} cannot be combined with --image" in mmfw.err
     assert "--memes FILE" in mmfw.err
     monkeypatch.setenv("MMFW_TRACK", "other")
     mmfw(*image, "--no-report", "--threshold", "0.5", code=2)
-    assert "is about files" not in mmfw.err
+    assert "cannot be combined" not in mmfw.err
 
 
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
         (["convert"], 2, "mmfw convert ARCHIVE"),
-        (["convert", "memes.zip", "--zip", "memes.zip"], 2, "named more than once"),
-        (["convert", "--zip", "memes.zip", "--password", "a", "b", "c"], 2, "quotes"),
+        (["convert", "memes.zip", "--zip", "memes.zip"], 2, "only one of ARCHIVE, --zip"),
+        (["convert", "--zip", "memes.zip", "--password", "a", "b", "c"], 2, "quote a path"),
         (["convert", "--zip", "no.zip"], 3, "no.zip"),
         (["convert", "--zip", "~$no.zip"], 3, "~$no.zip"),
         (["train", "--resume", "~nobody/x"], 2, "~nobody/x"),
@@ -77,13 +77,13 @@ def test_image_refuses_what_is_about_files_of_predictions(
         (
             ["train", "mmbt", "--resume", "best"],
             2,
-            "mmbt is a run, not a preset\nhint: `mmfw train --resume mmbt ",
+            "mmbt is a run, not a preset\nhint: run `mmfw train --resume mmbt ",
         ),
         (["train", "mmbt_gird.yaml", "--data-dir", "data"], 2, "mmbt_grid"),
         (["train"], 2, "`mmfw train --list`"),
         (["train", "mmbt_grid", "training.num_workers"], 2, "not a KEY=VALUE"),
         (["train", "mmbt_grid", "env.save_dir=elsewhere"], 2, "use --save-dir"),
-        (["train", "mmbt_grid", "--updates", "2", "--epochs", "2"], 2, "both name the runs total"),
+        (["train", "mmbt_grid", "--updates", "2", "--epochs", "2"], 2, "both set the runs total"),
         (["train", "mmbt_grid", "--seed", "1", "training.seed=2"], 2, "--seed and training.seed=2"),
         (["train", "vilbret"], 2, "did you mean vilbert?"),
         (["train", "mmbt_grid", "--data-dir", "save"], 3, NO_DATASET),
@@ -117,7 +117,7 @@ def test_image_refuses_what_is_about_files_of_predictions(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_mistake_is_named_with_the_next_step(
+def test_mistake_is_reported_with_the_next_step(
     here: Path, mmfw: MmfwRunner, command: list[str], code: int, said: str
 ) -> None:
     before = sorted(here.rglob("*"))
@@ -127,26 +127,26 @@ def test_a_mistake_is_named_with_the_next_step(
     assert sorted(here.rglob("*")) == before, "something was written"
 
 
-def test_a_mistake_is_told_to_a_script_on_the_last_line_of_stdout(here: Path, mmfw: MmfwRunner) -> None:
-    told = mmfw.json("predict", "nope", "--save-dir", "save", code=2)["error"]
-    assert "nope" in told["message"] and "mmfw runs" in told["hint"]
+def test_json_error_is_on_the_last_line_of_stdout(here: Path, mmfw: MmfwRunner) -> None:
+    error = mmfw.json("predict", "nope", "--save-dir", "save", code=2)["error"]
+    assert "nope" in error["message"] and "mmfw runs" in error["hint"]
     assert "--seeed" in mmfw.json("train", "--seeed", "1", code=2)["error"]["message"]
     mmfw("train", "--seeed", "1", code=2)
-    assert mmfw.out == "", "only who asks for JSON gets it"
+    assert mmfw.out == "", "without --json there is no JSON"
 
 
-def test_the_dataset_is_made_where_it_was_missed(here: Path, mmfw: MmfwRunner) -> None:
+def test_dataset_is_converted_to_the_folder_where_it_was_missing(here: Path, mmfw: MmfwRunner) -> None:
     where = ["--data-dir", "not yet"]
-    made: list[str] = []
+    commands: list[str] = []
     for command, code in (("train mmbt_grid", 3), ("check-submission a.csv --split train", 3), ("doctor", 0)):
         mmfw(*command.split(), *where, code=code)
-        made += re.findall("`(mmfw convert .*?)`", mmfw.out + mmfw.err)
-    assert len(made) == 3 and len(set(made)) == 1
-    mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in split_command(made[0])[1:]))
+        commands += re.findall("`(mmfw convert .*?)`", mmfw.out + mmfw.err)
+    assert len(commands) == 3 and len(set(commands)) == 1
+    mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in split_command(commands[0])[1:]))
     assert "mmfw convert" not in mmfw("doctor", *where)
 
 
-def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_refusal(
+def test_unwritable_folder_is_named_with_a_hint_with_a_fake_refusal(
     here: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def refused(*_: object, **__: object) -> None:
@@ -166,17 +166,15 @@ def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_r
         ("a\x1b\u202eb", "a-u001b-u202eb"),
     ],
 )
-def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
+def test_invalid_run_name_is_rejected_with_a_valid_one(
     user_dir: Path, mmfw: MmfwRunner, name: str, fit: str
 ) -> None:
     words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
-    assert f"hint: --name {fit}\n" in mmfw(*words, name, code=2)
+    assert f"hint: use `--name {fit}`\n" in mmfw(*words, name, code=2)
     mmfw(*words, fit, code=3)
 
 
-def test_a_key_that_yaml_takes_for_something_else_is_noted_beside_the_error(
-    here: Path, mmfw: MmfwRunner
-) -> None:
+def test_key_that_yaml_reads_as_a_boolean_is_reported_with_the_error(here: Path, mmfw: MmfwRunner) -> None:
     (here / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
     mmfw("sweep", "run", str(here / "grid.yaml"), "--dry-run", code=2)
     assert "nothing sets on" in mmfw.err and "YAML reads on as True" in mmfw.err

@@ -16,7 +16,7 @@ from mmf_win.sweeps.task_runner import TaskRunner
 @click.command()
 @options.stop_timeout
 def patience(stop_timeout: float) -> float:
-    """What a run in this command would wait for."""
+    """Return the stop timeout of a run in this command."""
     return stop_timeout
 
 
@@ -25,19 +25,19 @@ def waits(*words: str) -> float:
     return seconds
 
 
-def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
+def test_stop_timeout_is_from_the_option_or_variable_or_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert waits() == CommandOptions().stop_timeout == TaskRunner.stop_timeout == 30
     assert waits("--stop-timeout", "2.5") == 2.5
-    assert waits() == 30, "it holds for one command"
+    assert waits() == 30, "the option applies to one command"
     monkeypatch.setenv("MMFW_STOP_TIMEOUT", "60")
     assert waits("--stop-timeout", "2.5") == 2.5
     assert waits() == 60
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "inf", "nan"])
-def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_invalid_stop_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.BadParameter) as error:
         waits("--stop-timeout", wrong)
     assert "--stop-timeout" in error.value.format_message()
@@ -49,7 +49,7 @@ def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\nanother line\n", "\r\nanother line\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff"])
-def test_only_the_end_of_the_first_line_ends_a_password_of_a_file(
+def test_password_in_a_file_ends_only_at_the_end_of_the_first_line(
     tmp_path: Path, start: str, end: str
 ) -> None:
     answers = []

@@ -1,4 +1,4 @@
-"""Which ``KEY=VALUE`` overrides the commands refuse, and what they hint at instead."""
+"""``KEY=VALUE`` overrides that the commands reject, and the alternatives in their hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmf_win.runs.override_rules import (
 from mmf_win.runs.request import CommandOptions
 
 
-def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+def test_names_come_first_and_a_file_name_may_contain_an_equals_sign(tmp_path: Path) -> None:
     assert split_arguments(("mmbt", "a=b")) == (("mmbt",), ("a=b",))
     assert split_arguments(("a=b", "c=d=e")) == ((), ("a=b", "c=d=e"))
     assert split_arguments(()) == ((), ())
@@ -38,12 +38,12 @@ def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp
         *("dataset_config.hateful_memes.data_dir=x", "trainer.params.gpus=2", "checkpoint.max_to_keep=3"),
     ],
 )
-def test_a_word_that_cannot_be_handed_on_is_refused(word: str) -> None:
+def test_invalid_override_is_rejected(word: str) -> None:
     with pytest.raises(UsageError):
         split_arguments(("mmbt", word), max_names=1)
 
 
-def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
+def test_repeated_override_is_reported_with_the_value_that_is_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
@@ -52,7 +52,7 @@ def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
 
 
 @pytest.mark.parametrize("word", ["optimizer.params.lr=1e-5", "optimizer.type=SGD"])
-def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> None:
+def test_override_of_the_optimizer_is_rejected_when_resuming(word: str) -> None:
     with pytest.raises(UsageError) as caught:
         require_optimizer_kept(["training.num_workers=2", word])
     reset = str(caught.value.hint).split()[0]
@@ -76,7 +76,7 @@ def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> 
         ("training.batch_size_per_device=2", "--batch-size"),
     ],
 )
-def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str) -> None:
+def test_override_without_effect_on_a_prediction_is_rejected(word: str, instead: str) -> None:
     with pytest.raises(UsageError) as caught:
         require_predictable(CommandOptions(overrides=[word], batch_size=4))
     assert instead in f"{caught.value} {caught.value.hint}"
@@ -96,7 +96,7 @@ def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str)
         ("checkpoint={}", True),
     ],
 )
-def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) -> None:
+def test_override_without_effect_on_training_is_rejected(word: str, resumes: bool) -> None:
     with pytest.raises(UsageError, match=word.partition("=")[0]) as caught:
         require_trainable(CommandOptions(overrides=["training.batch_size=2", word]), resumes=resumes)
     assert caught.value.hint
@@ -118,7 +118,7 @@ def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) ->
         ({"precision": "bf16"}, "training.fp16=True"),
     ],
 )
-def test_an_option_and_a_word_that_say_the_same_are_refused(given: dict[str, Any], word: str) -> None:
+def test_option_and_override_for_the_same_setting_are_rejected(given: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         require_trainable(CommandOptions(overrides=[word], **given), resumes=False)
     require_trainable(CommandOptions(overrides=[word], batch_size="auto", seed=None), resumes=False)

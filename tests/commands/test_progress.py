@@ -1,4 +1,4 @@
-"""What is shown during a run."""
+"""Progress display of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARTED: Event = {
 
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
-def test_a_plain_line_tells_all_fake_nvml(
+def test_plain_line_shows_all_figures_with_a_fake_nvml(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     device: str,
@@ -37,7 +37,7 @@ def test_a_plain_line_tells_all_fake_nvml(
     assert said == (f"training:  33% 10/30 [00:20<00:40,  2.00s/update, AUROC 0.6100, loss 0.5000{card}]\n")
 
 
-def test_the_best_is_what_was_saved_as_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_update_is_that_of_the_best_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     with RunDisplay() as show:
         show(STARTED)
         for update, auroc, best in ((5, 0.61, True), (10, 0.61, True), (15, 0.7, False)):
@@ -48,7 +48,7 @@ def test_the_best_is_what_was_saved_as_the_best(capsys: pytest.CaptureFixture[st
     assert [line.endswith(" (best)") for line in said] == [True, True, False]
 
 
-def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
+def test_coverage_is_shown_for_training_and_each_validation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = {"auroc": 0.61}

@@ -1,4 +1,4 @@
-"""``mmfw repair`` as a user types it, after each damage that ``mmfw verify`` finds."""
+"""``mmfw repair`` after each kind of damage that ``mmfw verify`` finds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAMAGES: dict[str, Callable[[MmfPaths], Any]] = {
     "the hashes cut off": lambda p: hostile_archives.truncate_file(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
     "the hashes are emptied": lambda p: os.truncate(p.dataset.root / "SHA256SUMS", 0),
-    "killed amidst the moves, whose list is emptied": lambda p: killed_amidst_the_moves(p.dataset),
+    "killed while moving files, with an emptied list": lambda p: interrupt_the_moves(p.dataset),
     "features cut off": lambda p: hostile_archives.truncate_file(
         p.dataset.features / "detectron.lmdb/data.mdb"
     ),
@@ -58,20 +58,22 @@ DAMAGES: dict[str, Callable[[MmfPaths], Any]] = {
 }
 
 
-def killed_amidst_the_moves(paths: DatasetPaths) -> None:
+def interrupt_the_moves(paths: DatasetPaths) -> None:
     paths.annotation_file("dev_seen").unlink()
     (paths.root / ".mmfw-staging").mkdir()
     (paths.root / ".mmfw-staging" / "installing").touch()
 
 
-def hint(told: str) -> list[str]:
-    """The arguments of the command in the last hint."""
-    hints = re.findall("^hint: `mmfw (.*)`$", told, re.MULTILINE)
+def hint(errors: str) -> list[str]:
+    """Return the arguments of the command in the last hint."""
+    hints = re.findall("^hint: (?:run )?`mmfw (.*)`$", errors, re.MULTILINE)
     return split_command(hints[-1])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, mmfw: MmfwRunner) -> None:
+def test_command_in_the_hint_of_verify_repairs_the_damage(
+    world: MmfPaths, damage: str, mmfw: MmfwRunner
+) -> None:
     DAMAGES[damage](world)
     mmfw("verify", code=3)
     command = hint(mmfw.err)
@@ -93,7 +95,7 @@ def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, 
         (["dataset", "--save-dir"], 0),
     ],
 )
-def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
+def test_missing_folder_is_an_error_only_if_its_parts_are_named(
     world: MmfPaths, tmp_path: Path, mmfw: MmfwRunner, command: str, words: list[str], code: int
 ) -> None:
     mmfw(command, *words, tmp_path / "nowhere", code=code)
@@ -102,25 +104,23 @@ def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_all_damage_is_repaired_at_once_and_nothing_else_changes(world: MmfPaths, mmfw: MmfwRunner) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["weights changed"](world)
     DAMAGES["a file of MMF is missing"](world)
     untouched = world.dataset.images / "img/00005.png"
     before = untouched.stat().st_mtime_ns
     mmfw("verify", code=3)
-    found = {finding["what"]: finding for finding in mmfw.json("repair")}
-    repaired = {what for what, finding in found.items() if finding["repaired"]}
+    results = {result["what"]: result for result in mmfw.json("repair")}
+    repaired = {what for what, result in results.items() if result["repaired"]}
     assert repaired == {"dataset", "models/visual_bert", "MMF 9.9.0"}
-    assert {finding["state"] for finding in found.values()} == {"intact"}
+    assert {result["state"] for result in results.values()} == {"intact"}
     assert untouched.stat().st_mtime_ns == before
     mmfw("repair")
-    assert "nothing is damaged" in mmfw.err
+    assert "no damage found" in mmfw.err
 
 
-def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(
-    world: MmfPaths, mmfw: MmfwRunner
-) -> None:
+def test_damage_found_only_with_full_is_repaired_afterwards(world: MmfPaths, mmfw: MmfwRunner) -> None:
     mmfw("verify")
     data = world.dataset.features / "detectron.lmdb/data.mdb"
     stat = data.stat()
@@ -131,18 +131,16 @@ def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(
     mmfw("verify", "--full")
 
 
-def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
+def test_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
     world: MmfPaths, mmfw: MmfwRunner
 ) -> None:
     folder = world.save_dir / RUN
     hostile_archives.truncate_file(folder / "current.ckpt")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     mmfw("repair", code=3)
-    told = mmfw.err
-    assert "current.ckpt: it is cut off" in told
-    assert (
-        "the newest intact checkpoint is best.ckpt" in told and "mmfw train --resume last --save-dir" in told
-    )
+    errors = mmfw.err
+    assert "current.ckpt: it is cut off" in errors
+    assert "the newest intact checkpoint is best.ckpt" in errors and "mmfw train --resume last --save-dir" in errors
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     hostile_archives.truncate_file(folder / "best.ckpt")
     assert "no intact checkpoint" in mmfw("repair", "runs", code=3)
@@ -150,21 +148,21 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
 @pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
-def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_beside_it(
+def test_without_hashes_all_files_but_those_of_the_user_are_rewritten(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner, command: str, damage: str
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES[damage](world)
-    own = [world.dataset.annotations / "dev_of_mine.jsonl", world.dataset.images / "img" / "mine.png"]
-    for path in own:
+    user_files = [world.dataset.annotations / "dev_of_mine.jsonl", world.dataset.images / "img" / "mine.png"]
+    for path in user_files:
         path.write_bytes(b"own")
     mmfw(*command.split(), *([user_dir / "memes.zip"] if command.startswith("convert") else []))
     mmfw("verify", "--full")
     assert read_tree(world.dataset.root).items() >= mmf_layout(dataset_files()).items()
-    assert [path.read_bytes() for path in own] == [b"own", b"own"]
+    assert [path.read_bytes() for path in user_files] == [b"own", b"own"]
 
 
-def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
+def test_without_hashes_and_archive_the_dataset_can_be_accepted_as_it_is(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     sums = world.dataset.root / "SHA256SUMS"
@@ -177,7 +175,7 @@ def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
     assert Manifest.load(world.dataset.root) is None
 
 
-def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(
+def test_without_a_recorded_source_a_given_archive_repairs_the_dataset(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     (world.dataset.root / "SHA256SUMS.json").unlink()
@@ -187,7 +185,7 @@ def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tel
     mmfw("verify", "dataset", "--full")
 
 
-def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
+def test_missing_password_does_not_prevent_other_repairs(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     convert(
@@ -202,9 +200,7 @@ def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
 
 
 @pytest.mark.parametrize("named", ["the archive", "its folder"])
-def test_an_archive_that_was_moved_is_named(
-    world: MmfPaths, user_dir: Path, named: str, mmfw: MmfwRunner
-) -> None:
+def test_moved_archive_is_named(world: MmfPaths, user_dir: Path, named: str, mmfw: MmfwRunner) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
     stick = user_dir / "usb stick"
@@ -212,9 +208,9 @@ def test_an_archive_that_was_moved_is_named(
     for name in ("memes.zip", "features.tar.gz"):
         (user_dir / name).rename(stick / name)
     mmfw("repair", code=3)
-    told = mmfw.err
-    assert "memes.zip was moved or deleted" in told and "features.tar.gz" in told
-    assert "--source" in told
+    errors = mmfw.err
+    assert "memes.zip was moved or deleted" in errors and "features.tar.gz" in errors
+    assert "--source" in errors
     if named == "its folder":
         mmfw("repair", "--source", stick)
     else:
@@ -223,7 +219,7 @@ def test_an_archive_that_was_moved_is_named(
     mmfw("verify")
 
 
-def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
+def test_features_without_their_archive_are_replaced_from_another_one(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
@@ -239,7 +235,7 @@ def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
     mmfw("verify", "features", *where)
 
 
-def test_another_archive_is_refused_and_the_rest_is_repaired(
+def test_another_archive_is_refused_and_the_other_parts_are_repaired(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     DAMAGES["an image changed"](world)
@@ -254,7 +250,7 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
     mmfw("verify", "mmf")
 
 
-def test_a_file_that_nobody_publishes_has_to_be_put_there(
+def test_unpublished_file_has_to_be_restored_by_the_user(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     folder = write_tree({"model.pth": b"x" * 100}, empty_paths.data_dir / "models" / "mine")
@@ -265,7 +261,7 @@ def test_a_file_that_nobody_publishes_has_to_be_put_there(
     mmfw("verify")
 
 
-def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
+def test_removed_checkout_is_reported_with_a_hint(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
@@ -273,5 +269,5 @@ def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
     shutil.rmtree(user_dir / "mmf")
     mmfw("verify", code=3)
     mmfw(*hint(mmfw.err), code=3)
-    told = mmfw.err
-    assert str(user_dir / "mmf") in told and "mmfw setup --mmf pypi" in told
+    errors = mmfw.err
+    assert str(user_dir / "mmf") in errors and "mmfw setup --mmf pypi" in errors

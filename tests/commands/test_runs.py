@@ -1,4 +1,4 @@
-"""``mmfw runs``: listed, shown with their checkpoints, compared and removed, damaged ones too."""
+"""``mmfw runs``: list, show, compare and remove runs, including damaged ones."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.worlds.tools import MmfwRunner, requires_tool, run_unprivileged, spli
 from tests.worlds.torch_files import write_checkpoint, write_torch_zip
 
 
-def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
-    """A run of ten updates."""
+def make(save: Path, run_id: str, *, outcome: str = "ok", **request_values: Any) -> Run:
+    """Make a run of ten updates."""
     run = Run(save / run_id)
     run.checkpoints.mkdir(parents=True)
     values: dict[str, Any] = {
@@ -45,7 +45,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
         "data_dir": "data",
         "created": 1e9,
     }
-    run.save_request(make_run_request(**values | asked))
+    run.save_request(make_run_request(**values | request_values))
     log = EventLog(run.events, "1")
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
@@ -61,7 +61,7 @@ def _save_dir(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def save(user_dir: Path) -> Path:
-    """Three runs of two presets, and one whose request is broken."""
+    """Make three runs of two presets, and one whose request is damaged."""
     make(user_dir, "a/2026-01-01T00-00-00")
     make(user_dir, "a/2026-01-02T00-00-00", outcome="cuda_oom")
     make(user_dir, "b/2026-01-03T00-00-00", preset="vilbert", settings={"training": {"batch_size": 4}})
@@ -72,9 +72,7 @@ def save(user_dir: Path) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 @pytest.mark.parametrize("name", ["request.json", "events.jsonl", "exit.json"])
-def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
-    save: Path, name: str, mmfw: MmfwRunner
-) -> None:
+def test_pipe_in_place_of_a_file_makes_a_run_unreadable(save: Path, name: str, mmfw: MmfwRunner) -> None:
     file = save / "b/2026-01-03T00-00-00" / name
     file.unlink()
     os.mkfifo(file)
@@ -85,7 +83,7 @@ def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
 
 
 @requires_tool("setpriv", exists_on_windows=False)
-def test_a_run_that_may_not_be_read_is_listed_with_the_reason(save: Path) -> None:
+def test_run_without_read_permission_is_listed_with_the_reason(save: Path) -> None:
     folder = save / "b/2026-01-03T00-00-00"
     folder.chmod(0)
     listed, shown = (run_unprivileged("runs", *words) for words in (("--json",), ("show", "b")))
@@ -97,9 +95,7 @@ def test_a_run_that_may_not_be_read_is_listed_with_the_reason(save: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])
-def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
-    save: Path, words: tuple[str, ...], mmfw: MmfwRunner
-) -> None:
+def test_unreadable_run_is_removed_as_hinted(save: Path, words: tuple[str, ...], mmfw: MmfwRunner) -> None:
     pytest.importorskip("matplotlib")
     mmfw(*words, "c", "--save-dir", save, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
@@ -118,35 +114,35 @@ def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
         (("--preset", "visual_bert"), []),
     ],
 )
-def test_the_list_is_filtered(mmfw: MmfwRunner, save: Path, words: tuple[str, ...], days: list[int]) -> None:
-    found = mmfw.json("runs", *words)
-    assert [int(run["id"][10:12]) for run in found] == days
+def test_list_is_filtered(mmfw: MmfwRunner, save: Path, words: tuple[str, ...], days: list[int]) -> None:
+    runs = mmfw.json("runs", *words)
+    assert [int(run["id"][10:12]) for run in runs] == days
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--preset", "dmo", "--json"], "did you mean demo?"),
-        (["--format", "csv", "--json"], "choose one"),
-        (["--limit", "1", "show", "a"], "are for the list"),
-        (["rm", "a", "--yes"], "2 runs named a"),
-        (["rm", "2026-01-01T00-00-00", "--yes"], "2 runs named 2026-01-01T00-00-00"),
+        (["--format", "csv", "--json"], "cannot be combined"),
+        (["--limit", "1", "show", "a"], "cannot be combined with show"),
+        (["rm", "a", "--yes"], "a matches 2 runs"),
+        (["rm", "2026-01-01T00-00-00", "--yes"], "2026-01-01T00-00-00 matches 2 runs"),
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused(mmfw: MmfwRunner, save: Path, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_rejected(mmfw: MmfwRunner, save: Path, words: list[str], said: str) -> None:
     make(save, "b/2026-01-01T00-00-00")
     assert said in mmfw("runs", *words, code=2)
 
 
-def test_the_list_as_csv_has_a_row_a_run(mmfw: MmfwRunner, save: Path) -> None:
+def test_csv_has_one_row_per_run(mmfw: MmfwRunner, save: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(mmfw("runs", "--format", "csv"))))
     assert [row["preset"] for row in rows] == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert rows[1]["best_auroc"] == "0.7"
     assert [row["started"] for row in rows[:2]] == ["", "2001-09-09T01:46:40+00:00"]
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: MmfwRunner, save: Path) -> None:
+def test_unreadable_run_is_listed_with_the_reason(mmfw: MmfwRunner, save: Path) -> None:
     mmfw("runs")
     output, errors = mmfw.out, mmfw.err
     assert "unreadable" in output.splitlines()[1]
@@ -155,9 +151,7 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: MmfwRunner, s
     assert not (save / "c").exists()
 
 
-def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
-    mmfw: MmfwRunner, user_dir: Path
-) -> None:
+def test_list_shows_test_scores_and_differing_settings(mmfw: MmfwRunner, user_dir: Path) -> None:
     same = "training.fp16=True"
     first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
@@ -170,10 +164,10 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
         csv_file.touch()
         facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10}
         write_json(csv_file.with_suffix(".metrics.json"), facts)
-    own = first.reports / "hateful_memes_a_test_own_2026-01-01T00-00-09.csv"
-    own.touch()
-    write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "test_own", "rows": 1})
-    user_annotations_path(own).touch()
+    user_predictions = first.reports / "hateful_memes_a_test_own_2026-01-01T00-00-09.csv"
+    user_predictions.touch()
+    write_json(user_predictions.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "test_own", "rows": 1})
+    user_annotations_path(user_predictions).touch()
     later, earlier = mmfw.json("runs")
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
     told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
@@ -183,17 +177,17 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     assert "8 of 10 rows of test_seen  unknown" in text
 
 
-def test_a_run_is_shown_with_why_it_failed(mmfw: MmfwRunner, save: Path) -> None:
+def test_failed_run_is_shown_with_the_reason(mmfw: MmfwRunner, save: Path) -> None:
     shown = mmfw.json("runs", "show", "a")
     assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
     assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
     text = mmfw("runs", "show", "a")
-    assert "Why it ended: why it failed\n" in text and "    10  0.7000  -\n" in text
+    assert "Reason: why it failed\n" in text and "    10  0.7000  -\n" in text
     assert "Trained: 10 of ? updates in 0 s; attempts: 1\n" in text and "Model: mmbt\n" in text
     assert not [name for name in shown if "_" in name and name in text], "names of fields are for scripts"
 
 
-def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
+def test_scores_are_shown_with_coverage_and_without_control_characters(
     mmfw: MmfwRunner, user_dir: Path
 ) -> None:
     run = make(user_dir, "a/2026-01-01T00-00-00")
@@ -234,31 +228,31 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
     shown = mmfw.json("runs", "show", "b")
     assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
     assert shown["trained_on"] is None and "Seed: 0\n" in mmfw("runs", "show", "b")
-    found = mmfw.json("runs", "compare", run.id, other.id)
-    assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
+    comparison = mmfw.json("runs", "compare", run.id, other.id)
+    assert comparison["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
 
-def test_only_what_differs_is_compared(mmfw: MmfwRunner, save: Path) -> None:
+def test_compare_shows_only_differences(mmfw: MmfwRunner, save: Path) -> None:
     for run, rate in (("a/2026-01-02T00-00-00", "1e-5"), ("b/2026-01-03T00-00-00", "5e-5")):
         config = f"optimizer:\n  lr: {rate}\n  type: adam\nenv:\n  save_dir: {run}\nref: ${{env.save_dir}}\n"
         (save / run / "checkpoints" / "config.yaml").write_text(config, encoding="utf-8")
-    found = mmfw.json("runs", "compare", "a", "b")
-    assert found["differences"] == {
+    comparison = mmfw.json("runs", "compare", "a", "b")
+    assert comparison["differences"] == {
         "mmf.optimizer.lr": [1e-5, 5e-5],
         "request.preset": ["mmbt_grid", "vilbert"],
         "request.settings.training.batch_size": [8, 4],
     }
-    assert found["scores"]["state"] == ["failed: cuda_oom", "done"]
+    assert comparison["scores"]["state"] == ["failed: cuda_oom", "done"]
     assert "request.preset" in mmfw("runs", "compare", "a", "b")
 
 
-def test_a_configuration_that_is_no_yaml_is_named(mmfw: MmfwRunner, save: Path) -> None:
+def test_invalid_configuration_is_named(mmfw: MmfwRunner, save: Path) -> None:
     for run in ("a/2026-01-02T00-00-00", "b/2026-01-03T00-00-00"):
         (save / run / "checkpoints" / "config.yaml").write_text("a: [", encoding="utf-8")
     assert "config.yaml" in mmfw("runs", "compare", "a", "b", code=3)
 
 
-def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: MmfwRunner, save: Path) -> None:
+def test_run_is_removed_and_the_freed_space_is_shown(mmfw: MmfwRunner, save: Path) -> None:
     (save / "b/2026-01-03T00-00-00/checkpoints/best.ckpt").write_bytes(bytes(1 << 20))
     removed = mmfw.json("runs", "rm", "b", "a/2026-01-02T00-00-00", "--yes")
     assert removed["removed"] == ["b/2026-01-03T00-00-00", "a/2026-01-02T00-00-00"]
@@ -267,8 +261,8 @@ def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: MmfwRunner, 
     assert [path.name for path in (save / "a").iterdir()] == ["2026-01-01T00-00-00"]
 
 
-@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 0, "nothing is removed"), ("", 2, "--yes")])
-def test_nothing_is_removed_without_a_yes(
+@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 0, "nothing removed"), ("", 2, "--yes")])
+def test_nothing_is_removed_without_confirmation(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
@@ -285,7 +279,7 @@ def test_nothing_is_removed_without_a_yes(
         *("fix-names .", "--format csv"),
     ],
 )
-def test_the_name_of_a_run_steers_no_terminal(
+def test_control_characters_in_run_names_are_escaped(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(save)
@@ -299,28 +293,28 @@ def test_the_name_of_a_run_steers_no_terminal(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 @pytest.mark.parametrize("beside", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "beside it"])
-def test_a_run_is_removed_by_a_link_to_it(mmfw: MmfwRunner, save: Path, beside: list[str]) -> None:
+def test_run_is_removed_through_a_link(mmfw: MmfwRunner, save: Path, beside: list[str]) -> None:
     (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
     mmfw("runs", "rm", "b/latest", *beside, "--yes")
     assert not (save / "b").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_link_to_the_runs_of_a_name_stays(mmfw: MmfwRunner, save: Path, tmp_path: Path) -> None:
+def test_link_to_the_runs_of_a_name_is_kept(mmfw: MmfwRunner, save: Path, tmp_path: Path) -> None:
     (save / "b").rename(tmp_path / "elsewhere")
     (save / "b").symlink_to(tmp_path / "elsewhere")
     mmfw("runs", "rm", "b/2026-01-03T00-00-00", "--yes")
     assert (save / "b").is_symlink() and not (tmp_path / "elsewhere" / "2026-01-03T00-00-00").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(mmfw: MmfwRunner, save: Path) -> None:
+def test_run_in_training_is_not_removed(mmfw: MmfwRunner, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with file_lock(run.training_lock_file):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
     assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
 
 
-def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
+def test_runs_are_a_dataframe_in_a_notebook(save: Path, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     table = mmf_win.runs.runs_dataframe(save)
     assert list(table["preset"]) == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
@@ -330,7 +324,7 @@ def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(user_dir: Path) -> Run:
-    """A run that was best at update 4 and came to update 6, whose last checkpoint has two names."""
+    """Make a run with its best update 4 and its last update 6, whose checkpoint has two names."""
     run = make(user_dir, "a/2026-01-01T00-00-00")
     log = EventLog(run.events, "1")
     for update, auroc in ((4, 0.8), (6, 0.6)):
@@ -344,43 +338,43 @@ def run(user_dir: Path) -> Run:
 
 
 def verified(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
-    """What a script is told of each checkpoint; then ``mmfw`` has what people are told."""
+    """Run ``mmfw runs show --verify`` with and without ``--json``; return the checkpoints by name."""
     words = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
-    found = mmfw.json(*words)
+    info = mmfw.json(*words)
     mmfw(*words)
-    return {entry["name"]: entry for entry in found["checkpoints"]}
+    return {entry["name"]: entry for entry in info["checkpoints"]}
 
 
-def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: MmfwRunner, run: Run) -> None:
-    found = verified(mmfw, run)
-    assert list(found) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
-    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items()}
+def test_checkpoints_are_shown_with_their_contents(mmfw: MmfwRunner, run: Run) -> None:
+    by_name = verified(mmfw, run)
+    assert list(by_name) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
+    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in by_name.items()}
     assert figures["best.ckpt"] == [4, 1, 0.8]
     assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
     assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
-    assert all(found[name]["problem"] is None for name in figures)
-    assert found["best.ckpt"]["written"] == format_utc_time((run.checkpoints / "best.ckpt").stat().st_mtime)
+    assert all(by_name[name]["problem"] is None for name in figures)
+    assert by_name["best.ckpt"]["written"] == format_utc_time((run.checkpoints / "best.ckpt").stat().st_mtime)
     *_, header, best, _, _, _ = mmfw.out.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
     assert "on disk" in mmfw.err and "what is intact" not in mmfw.err
 
 
-def test_bytes_with_two_names_are_counted_once(mmfw: MmfwRunner, run: Run) -> None:
-    found = verified(mmfw, run)
-    assert found["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
-    assert found["best.ckpt"]["same_as"] == []
+def test_file_with_two_names_is_counted_once(mmfw: MmfwRunner, run: Run) -> None:
+    checkpoints = verified(mmfw, run)
+    assert checkpoints["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
+    assert checkpoints["best.ckpt"]["same_as"] == []
     names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
     total = sum((run.checkpoints / name).stat().st_size for name in names)
     assert f"{format_size(total)} on disk" in mmfw.err
 
 
-def test_a_damaged_one_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run) -> None:
+def test_damaged_checkpoint_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
     hostile_archives.flip_byte(best, best.stat().st_size // 2)
-    found = verified(mmfw, run)
-    assert found["best.ckpt"]["problem"] == "it is damaged at model/data/0"
-    assert found["current.ckpt"]["problem"] is None
+    checkpoints = verified(mmfw, run)
+    assert checkpoints["best.ckpt"]["problem"] == "it is damaged at model/data/0"
+    assert checkpoints["current.ckpt"]["problem"] is None
     assert next(line for line in mmfw.out.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
     assert "best.ckpt: it is damaged at model/data/0" in mmfw.err
     assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, "it is at its end"
@@ -390,17 +384,17 @@ def test_a_damaged_one_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run) -> N
     assert "what is intact" not in mmfw.err, "nothing is"
 
 
-def test_a_run_without_checkpoints_is_no_error(mmfw: MmfwRunner, user_dir: Path) -> None:
+def test_run_without_checkpoints_is_not_an_error(mmfw: MmfwRunner, user_dir: Path) -> None:
     assert verified(mmfw, make(user_dir, "b/2026-01-02T00-00-00")) == {}
     assert "has no checkpoint yet" in mmfw.err
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_damaged_file_of_a_run_is_one_clear_error_of_each_command(user_dir: Path, part: int) -> None:
-    """``python scripts/fuzz.py runs`` tries more of them."""
+def test_damaged_file_of_a_run_is_a_clear_error_of_each_command(user_dir: Path, part: int) -> None:
+    """More kinds of damage: ``python scripts/fuzz.py runs``."""
     world, can_report = DamagedRuns(user_dir), all(map(find_spec, ("jinja2", "matplotlib", "PIL", "numpy")))
     wrong: list[str] = []
     for seed in range(part, 40, 4):
-        found = world.find_failures(Random(seed), with_reports=can_report and seed % 3 == part % 3)
-        wrong += [f"seed {seed}, {line}" for line in found]
+        failures = world.find_failures(Random(seed), with_reports=can_report and seed % 3 == part % 3)
+        wrong += [f"seed {seed}, {line}" for line in failures]
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:20])

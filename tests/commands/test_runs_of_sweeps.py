@@ -1,4 +1,4 @@
-"""Runs of sweeps are runs: named, listed, shown, verified and removed as others, and never taken unasked."""
+"""Runs of sweeps: all commands accept them, but no command selects them by default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASK = "sweeps/grid/Lr_0.1-Seed_1"
 
 
 def make(output: Path, text: str = _GRID) -> SweepFolder:
-    """A sweep whose tasks have trained, each a little better than the one before."""
+    """Make a sweep of trained tasks, each a little better than the one before."""
     sweep = SweepFolder(output)
     for number, task in enumerate(plan_tasks(make_specification(text)).tasks):
         write_ended_task(sweep, task)
@@ -40,7 +40,7 @@ def make(output: Path, text: str = _GRID) -> SweepFolder:
 
 @pytest.fixture
 def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A save dir with a sweep, and a run that is older than all of the sweep's."""
+    """Make a save dir with a sweep, and a run that is older than all runs of the sweep."""
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     make(user_dir / "save" / "sweeps" / "grid")
@@ -49,7 +49,7 @@ def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return user_dir / "save"
 
 
-def test_the_run_of_a_task_is_shown_by_its_name_and_by_each_folder(mmfw: MmfwRunner, save: Path) -> None:
+def test_run_of_a_task_is_found_by_its_name_and_each_folder(mmfw: MmfwRunner, save: Path) -> None:
     for name in (
         TASK,
         save / TASK,
@@ -62,7 +62,7 @@ def test_the_run_of_a_task_is_shown_by_its_name_and_by_each_folder(mmfw: MmfwRun
     mmfw("runs", "show", "2026-01-01T00-00-00", code=2)
 
 
-def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
+def test_printed_ids_find_the_runs_again(save: Path) -> None:
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
@@ -84,7 +84,7 @@ def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
     assert {run.id: find_run(save, run.id).path for run in runs} == ids, "though what a task is for is lost"
 
 
-def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: MmfwRunner, save: Path) -> None:
+def test_sweep_is_one_line_of_the_list_of_runs(mmfw: MmfwRunner, save: Path) -> None:
     *_, run, sweep = mmfw("runs").splitlines()
     assert run.startswith("demo/2025") and re.match(r"sweeps/grid .* 4 success", sweep)
     assert [run["id"] for run in mmfw.json("runs")] == ["demo/2025-01-01T00-00-00"]
@@ -99,7 +99,7 @@ def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: MmfwRunner, sav
 
 
 @pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)
-def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
+def test_sweep_in_place_of_a_run_names_the_command_that_lists_its_runs(
     mmfw: MmfwRunner, save: Path, words: tuple[str, ...]
 ) -> None:
     mmfw(*words, "grid", code=2)
@@ -108,7 +108,7 @@ def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
 
 
 @pytest.mark.parametrize("words", ["track status", "track push --to mlflow", "report", "verify", "repair"])
-def test_a_bare_name_is_never_that_of_a_sweep(
+def test_bare_name_never_stands_for_a_sweep(
     mmfw: MmfwRunner, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -125,13 +125,13 @@ def test_a_bare_name_is_never_that_of_a_sweep(
 
 @pytest.mark.usefixtures("save")
 @pytest.mark.parametrize("words", ["runs show", "predict", "train --resume"])
-def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: MmfwRunner, words: str) -> None:
+def test_command_for_one_run_shows_how_to_list_the_runs_of_a_sweep(mmfw: MmfwRunner, words: str) -> None:
     for name in ("grid", "sweeps/grid"):
         mmfw(*words.split(), name, code=2)
         assert f"list its runs with `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
 
 
-def test_a_sweep_without_runs_is_not_sent_in_silence(
+def test_uploading_a_sweep_without_runs_is_an_error(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
@@ -140,12 +140,12 @@ def test_a_sweep_without_runs_is_not_sent_in_silence(
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     assert (
-        "no task of this sweep has a run yet" in mmfw.err
+        "no task of this sweep has a run" in mmfw.err
         and "4 tasks" in mmfw(*split_command(command)) + mmfw.err
     )
 
 
-def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: MmfwRunner, save: Path) -> None:
+def test_name_of_a_run_and_a_sweep_stands_for_the_run(mmfw: MmfwRunner, save: Path) -> None:
     pytest.importorskip("matplotlib")
     make(save / "sweeps" / "demo")
     assert [run.id for run in find_runs(save, "demo")] == ["demo/2025-01-01T00-00-00"]
@@ -158,40 +158,38 @@ def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: MmfwRunner, save: Path
     "command",
     ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "check"],
 )
-def test_a_wrong_name_in_capitals_is_told_what_it_may_be(mmfw: MmfwRunner, save: Path, command: str) -> None:
+def test_wrong_name_in_capitals_gets_a_suggestion(mmfw: MmfwRunner, save: Path, command: str) -> None:
     pytest.importorskip("matplotlib")
     assert "did you mean mmbt_grid?" in mmfw(*command.split(), "MMBT_GRIDS", code=2)
 
 
-def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: MmfwRunner, save: Path) -> None:
+def test_one_name_does_not_remove_several_runs_of_a_task(mmfw: MmfwRunner, save: Path) -> None:
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
-    told = mmfw("runs", "rm", TASK, "--yes", code=2)
-    assert "2 runs" in told and all(run.id in told for run in iter_matching_runs(save, TASK))
+    errors = mmfw("runs", "rm", TASK, "--yes", code=2)
+    assert "2 runs" in errors and all(run.id in errors for run in iter_matching_runs(save, TASK))
     mmfw("runs", "rm", second.id, "--yes")
     assert not second.path.exists() and find_run(save, TASK).id == TASK
 
 
 @pytest.mark.parametrize("words", [(), ("runs",), ("sweeps/grid",), (TASK,)], ids=str)
-def test_a_damaged_checkpoint_of_a_sweep_is_found(
-    mmfw: MmfwRunner, save: Path, words: tuple[str, ...]
-) -> None:
+def test_damaged_checkpoint_of_a_sweep_is_found(mmfw: MmfwRunner, save: Path, words: tuple[str, ...]) -> None:
     mmfw("verify", *words)
     assert TASK in mmfw.out
     truncate_file(find_run(save, TASK).checkpoints / "best.ckpt")
     assert f"run {TASK}" in mmfw("verify", *words, code=3)
 
 
-def test_a_sweep_and_a_run_are_compared(mmfw: MmfwRunner, save: Path) -> None:
+def test_sweep_and_run_are_compared(mmfw: MmfwRunner, save: Path) -> None:
     pytest.importorskip("matplotlib")
-    made = mmfw.json("report", "sweeps/grid", "demo")
-    assert len(set(made["runs"])) == 5 and Path(made["report"]).parent == save
-    made = mmfw.json("report", "sweeps/grid")
-    assert len(set(made["runs"])) == 4 and Path(made["report"]).parent == save / "sweeps" / "grid"
+    result = mmfw.json("report", "sweeps/grid", "demo")
+    assert len(set(result["runs"])) == 5 and Path(result["report"]).parent == save
+    result = mmfw.json("report", "sweeps/grid")
+    assert len(set(result["runs"])) == 4 and Path(result["report"]).parent == save / "sweeps" / "grid"
 
 
-def test_the_tables_names_are_those_that_other_commands_take(mmfw: MmfwRunner, save: Path) -> None:
+def test_names_in_the_table_are_accepted_by_other_commands(mmfw: MmfwRunner, save: Path) -> None:
     best, other = mmfw.json("sweep", "table", "grid")
     assert best["tasks"] == ["sweeps/grid/Lr_0.2-Seed_1", "sweeps/grid/Lr_0.2-Seed_2"]
     assert best["tasks"][0] in mmfw("sweep", "table", "grid") and TASK in mmfw("sweep", "status", "grid")
@@ -203,9 +201,7 @@ def test_the_tables_names_are_those_that_other_commands_take(mmfw: MmfwRunner, s
         assert gone not in mmfw("sweep", "table", "grid")
 
 
-def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(
-    mmfw: MmfwRunner, save: Path
-) -> None:
+def test_best_combination_is_chosen_by_validation_not_test_scores(mmfw: MmfwRunner, save: Path) -> None:
     worse = find_run(save, TASK)
     worse.reports.mkdir()
     facts = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
@@ -213,12 +209,12 @@ def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(
     (find_run(save, "sweeps/grid/Lr_0.2-Seed_2").checkpoints / "best.ckpt").unlink()
     elsewhere = shutil.copytree(save / "sweeps" / "grid", save.parent / "sweeps" / "copy")
     for sweep in ("grid", elsewhere):
-        told = mmfw("predict", "--best-of", sweep, code=3)
-        assert f"run sweeps/{Path(sweep).name}/Lr_0.2-Seed_2 has no checkpoint" in told
-    assert "names the runs" in mmfw("predict", "demo", "--best-of", "grid", code=2)
+        errors = mmfw("predict", "--best-of", sweep, code=3)
+        assert f"run sweeps/{Path(sweep).name}/Lr_0.2-Seed_2 has no checkpoint" in errors
+    assert "cannot be combined with RUN" in mmfw("predict", "demo", "--best-of", "grid", code=2)
     for events in save.glob("sweeps/grid/*/demo/*/events.jsonl"):
         events.unlink()
-    assert "no task" in mmfw("predict", "--best-of", "grid", code=2), "and not the newest run"
+    assert "no finished task" in mmfw("predict", "--best-of", "grid", code=2), "and not the newest run"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +227,7 @@ def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(
     ],
     ids=" ".join,
 )
-def test_an_empty_name_means_neither_the_newest_nor_all(
+def test_empty_name_is_rejected(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     if words[0] == "report":
@@ -244,7 +240,7 @@ def test_an_empty_name_means_neither_the_newest_nor_all(
     assert sorted(save.rglob("*")) == before
 
 
-def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is_there(
+def test_sweep_is_removed_only_if_unused_and_without_other_files(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, run = save / "sweeps" / "grid", find_run(save, TASK)
@@ -264,7 +260,7 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
     assert mmfw.json("runs", "show")["id"].startswith("demo/")
 
 
-def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_name_is_left(
+def test_file_with_several_names_counts_once_and_frees_space_with_its_last_name(
     mmfw: MmfwRunner, save: Path, tmp_path: Path
 ) -> None:
     def content(run: str) -> int:

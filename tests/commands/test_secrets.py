@@ -1,4 +1,4 @@
-"""After every command that is given a secret, neither what it said nor a file that it wrote holds it."""
+"""Secrets on the command line are neither printed nor written to files."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def leaks(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[..., list[str]]:
-    """Runs a command with an exit code and returns where the secret is then."""
-    own = {user_dir / "password.txt"}
-    next(iter(own)).write_text(f"{SECRET}\n", encoding="utf-8")
+    """Return a function that runs a command, checks its exit code and returns where the secret is."""
+    password_files = {user_dir / "password.txt"}
+    next(iter(password_files)).write_text(f"{SECRET}\n", encoding="utf-8")
 
     def run(code: int, *words: str | Path) -> list[str]:
         assert main([str(word) for word in words]) == code
         said = capsys.readouterr()
         texts: dict[str, Any] = {"stdout": said.out, "stderr": said.err, "log": caplog.text}
-        found = [name for name, text in texts.items() if "hunter2" in text]
-        files = [path for path in user_dir.rglob("*") if path.is_file() and path not in own]
-        return found + [str(path) for path in files if b"hunter2" in _content(path)]
+        leaks = [name for name, text in texts.items() if "hunter2" in text]
+        files = [path for path in user_dir.rglob("*") if path.is_file() and path not in password_files]
+        return leaks + [str(path) for path in files if b"hunter2" in _content(path)]
 
     return run
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, of a report those of its members."""
+    """Return the bytes of a file, or of the members of a report."""
     if path.name != "bug-report.zip":
         return path.read_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -50,7 +50,7 @@ def _content(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["option", "file", "variable"])
-def test_a_password_stays_secret_right_or_wrong(
+def test_password_stays_secret(
     leaks: Callable[..., list[str]],
     empty_paths: MmfPaths,
     user_dir: Path,
@@ -78,7 +78,7 @@ def test_a_password_stays_secret_right_or_wrong(
     assert leaks(0, "doctor", "--report", user_dir / "bug-report.zip", "--log") == [str(run.log)]
 
 
-def test_a_crash_tells_no_secret_with_a_fake_bug(
+def test_crash_shows_no_secret_with_a_fake_bug(
     leaks: Callable[..., list[str]], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake_bug(*_: object, ask: Callable[[], str], **__: object) -> None:
@@ -103,7 +103,7 @@ def test_a_crash_tells_no_secret_with_a_fake_bug(
         ("predict", "--memes", "https://me:hunter2@example.org/own.csv"),
     ],
 )
-def test_the_secret_of_an_address_is_not_repeated(
+def test_secret_in_a_url_is_not_shown(
     leaks: Callable[..., list[str]], world: MmfPaths, words: tuple[str, ...]
 ) -> None:
     assert leaks(2, *words) == []

@@ -1,4 +1,4 @@
-"""``mmfw setup`` as a user types it."""
+"""``mmfw setup``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def checkout(user_dir: Path) -> Path:
     return mmf_sources.write_checkout(user_dir / "my mmf")
 
 
-def test_a_checkout_is_taken_and_stays_without_another_choice(
-    mmfw_home: Path, checkout: Path, mmfw: MmfwRunner
-) -> None:
+def test_checkout_is_used_and_stays_selected(mmfw_home: Path, checkout: Path, mmfw: MmfwRunner) -> None:
     assert mmfw.json("setup", "--mmf", checkout) == {
         "root": str(checkout.resolve()),
         "version": VERSION,
@@ -36,12 +34,12 @@ def test_a_checkout_is_taken_and_stays_without_another_choice(
     assert str(checkout.resolve()) in mmfw.err
 
 
-def test_without_a_choice_a_broken_copy_is_mended(
+def test_setup_without_options_repairs_a_damaged_copy(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     with WebServer.serving(mmf_tar_gz=git_archive(TREE)) as server:
-        known = (sources.PYPI, github_archive(server.url))
-        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
+        known_sources = (sources.PYPI, github_archive(server.url))
+        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known_sources)
         mmfw("setup", "--mmf", "github")
         (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
         changed = "changed: mmf/__init__.py (1 instead of 0 bytes)"
@@ -50,7 +48,7 @@ def test_without_a_choice_a_broken_copy_is_mended(
     assert install.find_changed_files(install.find_mmf()) == []
 
 
-def test_a_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> None:
+def test_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> None:
     folder = mmfw_home / "mmf"
     folder.mkdir(parents=True)
     command = [sys.executable, "-X", "utf8", "-m", "mmf_win", "setup", "--mmf", str(checkout)]
@@ -66,7 +64,7 @@ def test_a_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> 
     assert install.find_mmf().source == "path"
 
 
-def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
+def test_unwritable_environment_is_an_error_with_a_hint(
     mmfw_home: Path, checkout: Path, mmfw: MmfwRunner
 ) -> None:
     mmfw_home.write_text("a file, where a folder is needed", encoding="utf-8")
@@ -74,13 +72,13 @@ def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
     assert "MMFW_HOME" in mmfw.err
 
 
-def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(mmfw_home: Path, mmfw: MmfwRunner) -> None:
+def test_unknown_source_is_a_usage_error(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     assert "gihub is not a checkout of MMF" in mmfw("setup", "--mmf", "gihub", code=2)
     assert "give pypi, github or a clone of" in mmfw.err
     assert not mmfw_home.exists()
 
 
-def test_the_path_of_the_tested_versions_is_all_that_is_printed(mmfw_home: Path, mmfw: MmfwRunner) -> None:
+def test_constraints_prints_only_the_path(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     mmfw("setup", "--constraints")
     path = Path(mmfw.out.removesuffix("\n"))
     assert "\ntorch==" in path.read_text(encoding="utf-8")
@@ -88,9 +86,7 @@ def test_the_path_of_the_tested_versions_is_all_that_is_printed(mmfw_home: Path,
     assert not mmfw_home.exists()
 
 
-def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
-    mmfw_home: Path, mmfw: MmfwRunner
-) -> None:
+def test_torch_prints_only_the_command_to_stdout(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     mmfw("setup", "--torch")
     assert mmfw.out.startswith("pip install -c ") and mmfw.out.count("\n") == 1
     assert "[train]" in mmfw.err
@@ -98,5 +94,5 @@ def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
 
 
 @pytest.mark.parametrize("also", ["--constraints", "--force", "--mmf=pypi"])
-def test_printing_goes_with_nothing_else(mmfw_home: Path, also: str, mmfw: MmfwRunner) -> None:
-    assert "only print" in mmfw("setup", "--torch", also, code=2)
+def test_printing_options_cannot_be_combined(mmfw_home: Path, also: str, mmfw: MmfwRunner) -> None:
+    assert "cannot be combined" in mmfw("setup", "--torch", also, code=2)

@@ -1,4 +1,4 @@
-"""What ``mmfw sweep`` shows and refuses, and where its hints lead."""
+"""``mmfw sweep``: output, errors and hints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.worlds.tools import MmfwRunner, split_command
 
 
 class Sweep(MmfwRunner):
-    """``mmfw sweep`` on quick programs, as a user has them in a folder."""
+    """``mmfw sweep`` with quick programs in a folder."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(capsys)
         self.folder, self.file, self.output = folder, folder / "params.yaml", folder / "out"
 
     def write(self, template: str, *choices: str, head: str = "") -> None:
-        """Write the file."""
+        """Write the sweep file."""
         text = f"template:\n  t: {json.dumps(template, ensure_ascii=False)}\n{head}"
         self.file.write_text("".join([text, *(f"---\n{choice}\n" for choice in choices)]), encoding="utf-8")
 
@@ -49,46 +49,46 @@ class Sweep(MmfwRunner):
 
     @property
     def hinted(self) -> list[list[str]]:
-        """The commands in the hint."""
+        """Commands in the hint."""
         hint = "".join(line for line in self.err.splitlines() if line.startswith("hint: "))
         return [split_command(command) for command in re.findall("`mmfw sweep (.*?)`", hint)]
 
 
 @pytest.fixture
 def sweep(user_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    """One in the user's folder, where nothing is yet."""
+    """Make a runner in the user's empty folder."""
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     return Sweep(user_dir, capsys)
 
 
-def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None:
+def test_dry_run_shows_the_tasks_and_writes_nothing(sweep: Sweep) -> None:
     sweep.write("echo {a} {_output}", "a: [1, 'two words']\nnote: x")
     sweep.run("--dry-run", "--slots", 2)
     assert "A_1-Note_x" in sweep.out and str(sweep.output / "A_1-Note_x") in sweep.out
     assert re.search("echo ['\"]two words['\"]", sweep.out)
-    assert "2 tasks" in sweep.err and "no command uses note" in sweep.err and "not known" in sweep.err
+    assert "2 tasks" in sweep.err and "no command uses note" in sweep.err and "time: unknown" in sweep.err
     assert not sweep.output.exists()
     sweep.run("--dry-run", "--json")
-    told = json.loads(sweep.out)
-    assert [task["task"] for task in told["tasks"]] == ["A_1-Note_x", "A_two words-Note_x"]
-    assert (told["orphans"], told["slots"], told["seconds"]) == (["note"], 1, None)
+    plan = json.loads(sweep.out)
+    assert [task["task"] for task in plan["tasks"]] == ["A_1-Note_x", "A_two words-Note_x"]
+    assert (plan["orphans"], plan["slots"], plan["seconds"]) == (["note"], 1, None)
 
 
-def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_takes(sweep: Sweep) -> None:
+def test_dry_run_of_a_started_sweep_shows_remaining_tasks_and_their_cost(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep.run()
     sweep.write(python_command(sweep.folder, "print(1)"), "a: [1, 2]")
     sweep.run("--dry-run")
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
-    assert "2 tasks, 1 of them to be run" in sweep.err and "by 1 that ended well" in sweep.err
+    assert "2 tasks, 1 to run" in sweep.err and "from 1 finished before" in sweep.err
     sweep.run("--dry-run", "--force")
-    assert "2 of them to be run" in sweep.err
+    assert "2 to run" in sweep.err
     for words, names in (("--failed", []), ("--debug", ["A_1"])):
         sweep.run("--dry-run", "--json", words)
         assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
 
 
-def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
+def test_status_shows_states_and_reasons(sweep: Sweep) -> None:
     sweep.write(
         python_command(sweep.folder, "import sys; sys.exit('bad luck' if sys.argv[1] == '2' else 0)", "{a}"),
         "a: [1, 2]",
@@ -100,7 +100,7 @@ def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
     assert (task["name"], task["message"], task["values"]) == ("A_2", "t: bad luck", {"a": 2})
 
 
-def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: Sweep) -> None:
+def test_newest_sweep_in_the_save_dir_is_the_default(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep("run", sweep.file, "-r", "cpu")
     for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
@@ -109,12 +109,12 @@ def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: S
     sweep("run", "params", "-r", "cpu")  # an earlier sweep by its name
 
 
-def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
+def test_table_as_text_csv_tsv_and_json(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     sweep.run()
-    made = SweepFolder(sweep.output)
-    for task, score in zip(load_started_tasks(made), (0.6, 0.7, 0.8, 0.8), strict=True):
-        write_finished_run(made.task_folder(task.name), score)
+    folder = SweepFolder(sweep.output)
+    for task, score in zip(load_started_tasks(folder), (0.6, 0.7, 0.8, 0.8), strict=True):
+        write_finished_run(folder.task_folder(task.name), score)
     sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
     for form, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -126,7 +126,7 @@ def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -
     assert [line["lr"] for line in sweep.json("table", sweep.output)] == [0.2, 0.1]
 
 
-def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(sweep: Sweep) -> None:
+def test_printed_commands_show_failed_tasks_and_run_them_again(sweep: Sweep) -> None:
     fails = "import pathlib, sys; sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 1)"
     sweep.write(
         python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())),
@@ -141,7 +141,7 @@ def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(s
     assert {task.state for task in load_tasks_by_name(sweep.output).values()} == {"success"}
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
+def test_missing_gpu_is_rejected_before_anything_runs(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: 1", head="resource: [77]\n")
     sweep("run", sweep.file, "-o", sweep.output, code=2)
     assert "no GPU 77" in sweep.err and "-r cpu" in sweep.err
@@ -149,7 +149,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -
     sweep.run("--dry-run")
 
 
-def test_what_is_no_gpu_is_refused_in_a_dry_run(sweep: Sweep) -> None:
+def test_invalid_gpu_is_rejected_in_a_dry_run(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: 1", head="resource: [0, banana]\n")
     sweep("run", sweep.file, "--dry-run", code=2)
     assert f"{sweep.file}: 'resource': 'banana' is not a GPU" in sweep.err
@@ -159,24 +159,24 @@ def test_what_is_no_gpu_is_refused_in_a_dry_run(sweep: Sweep) -> None:
         sweep.run("--dry-run", "-r", gpus)
 
 
-def test_values_that_may_not_be_meant_are_noted_and_not_changed(sweep: Sweep) -> None:
+def test_ambiguous_values_are_reported_and_not_changed(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: [016, on, 1e-5, 0.00001]")
     sweep.run("--dry-run")
     assert "YAML reads 016 as 14, on as True" in sweep.err and "4 tasks" in sweep.err
     assert "a has values that are equal as numbers; each is a task: 1e-5, 1e-05" in sweep.err
 
 
-def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
+def test_debug_runs_only_the_first_task_and_shows_its_output(sweep: Sweep) -> None:
     sweep.write(
         python_command(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]"
     )
     sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
-    sweep.run("--debug")  # again, though it ended well
+    sweep.run("--debug")  # again, although it has finished
     assert [task.starts for task in load_tasks_by_name(sweep.output).values()] == [2, 0]
 
 
-def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
+def test_sample_and_title_select_tasks(sweep: Sweep) -> None:
     choices = ("_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5", "_title: y\na: 6")
     sweep.write(python_command(sweep.folder, "print(1)", "{a}"), *choices)
     sweep.run("-t", "y")
@@ -187,9 +187,9 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        ((), "name a preset"),
+        ((), "missing PRESET"),
         (("params.yaml", "--seeds", "1-3"), "--seeds requires a preset"),
         (("params.yaml", "lr=1,2"), "KEY=VALUE requires a preset"),
         (("no-such-preset",), "no such preset, file or sweep"),
@@ -202,18 +202,18 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
         (("params.yaml", "-c", "z"), "unknown command z"),
     ],
 )
-def test_what_makes_no_sense_is_one_error(
-    sweep: Sweep, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_arguments_are_usage_errors(
+    sweep: Sweep, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sweep.folder)
     sweep.write("echo {a}", "a: 1")
     sweep("run", *words, code=2)
-    assert told in sweep.err and "Traceback" not in sweep.err
+    assert message in sweep.err and "Traceback" not in sweep.err
     assert sorted(path.name for path in sweep.folder.iterdir()) == ["params.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (["sweep", "status"], "mmfw sweep run PRESET"),
         (["sweep", "table"], "mmfw sweep run PRESET"),
@@ -222,16 +222,14 @@ def test_what_makes_no_sense_is_one_error(
         (["report", ""], "run"),
     ],
 )
-def test_without_a_sweep_there_is_nothing_to_show(
-    words: list[str], told: str, mmfw: MmfwRunner, user_dir: Path
-) -> None:
+def test_missing_sweep_is_an_error(words: list[str], text: str, mmfw: MmfwRunner, user_dir: Path) -> None:
     if words[0] == "report":
         pytest.importorskip("matplotlib")
     mmfw(*words, "--save-dir", user_dir / "save", code=2)
-    assert told in mmfw.err and "no " in mmfw.err and "hint: " in mmfw.err and "bug" not in mmfw.err
+    assert text in mmfw.err and "no " in mmfw.err and "hint: " in mmfw.err and "bug" not in mmfw.err
 
 
-def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(sweep: Sweep) -> None:
+def test_dry_run_of_a_search_shows_its_trials_and_checks_its_parameters(sweep: Sweep) -> None:
     head = "search: {trials: 3, parameters: {a: [1, 2]}}\n"
     sweep.write("echo {a}", head=head)
     sweep.run("--dry-run")
@@ -242,7 +240,7 @@ def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(swe
     sweep.run("--debug", code=2)
 
 
-def test_a_search_is_ranked_by_what_it_searches_for(sweep: Sweep) -> None:
+def test_table_of_a_search_is_ranked_by_its_metric(sweep: Sweep) -> None:
     pytest.importorskip("optuna")
     program = """
 import json, pathlib, sys
@@ -266,7 +264,7 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
 
 
 @pytest.mark.parametrize("metric", ["r.json:y", "no_metric"])
-def test_a_search_whose_metric_never_appears_ends_after_its_first_trials(sweep: Sweep, metric: str) -> None:
+def test_search_with_a_missing_metric_ends_after_its_first_trials(sweep: Sweep, metric: str) -> None:
     pytest.importorskip("optuna")
     head = f"search: {{trials: 30, metric: '{metric}', parameters: {{a: {{low: 1, high: 1000}}}}}}\n"
     sweep.write(python_command(sweep.folder, "print(1)", "{a}"), head=head)
@@ -274,7 +272,7 @@ def test_a_search_whose_metric_never_appears_ends_after_its_first_trials(sweep: 
     assert 3 <= len(load_started_tasks(SweepFolder(sweep.output))) < 6
 
 
-def test_the_data_folder_is_the_default_of_a_files_commands_and_goes_on_with_them(sweep: Sweep) -> None:
+def test_data_dir_applies_to_the_commands_of_a_file_and_when_resuming(sweep: Sweep) -> None:
     program = """
 import os, pathlib, sys
 print(os.environ["MMF_DATA_DIR"])
@@ -290,15 +288,15 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
     logs = [*(sweep.output / "A_1").glob("log.*")]
     assert {line for log in logs for line in log.read_text(encoding="utf-8").split("\n")} == {str(data), ""}
     sweep.write("mmfw train demo --data-dir data", "a: 1")
-    told = sweep.run("--data-dir", data, code=2)
-    assert str(sweep.file) in told and "already set --data-dir" in told
+    errors = sweep.run("--data-dir", data, code=2)
+    assert str(sweep.file) in errors and "already set --data-dir" in errors
     sweep.write(python_command(sweep.folder, program), "a: 1")
     assert "nope" in sweep.run("--data-dir", "nope", "--dry-run", code=2)
     sweep.run("--data-dir", data, "--dry-run")
     assert str(data) in sweep.err
 
 
-def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_path: Path) -> None:
+def test_sweep_of_a_preset_keeps_edits_of_its_file(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     first = grid.preset_specification_text("demo", [1, 2], ["training.batch_size=8"], [])
     _, text = join_specifications(first, folder)
@@ -313,9 +311,7 @@ def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_pat
     assert len(parse_specification(text, folder.specification).choices) == 2
 
 
-def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_added_by_two_commands_are_both_kept(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = SweepFolder(sweep.output)
 
     def after_the_other(*args: Any, **options: Any) -> Any:
@@ -329,9 +325,7 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
     assert len(parse_specification(text, folder.specification).choices) == 2
 
 
-def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_total_bar_counts_tasks_left_by_another_driver(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.write(python_command(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
     sweep.run()
     folder = SweepFolder(sweep.output).task_folder("A_1")
@@ -353,9 +347,7 @@ def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
 
 
 @pytest.mark.wide
-def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resumed(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_preset_are_tracked_when_resumed(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("mlflow", "matplotlib"):
         pytest.importorskip(package)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -380,7 +372,7 @@ def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resu
     ]
 
 
-def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
+def test_sweep_without_its_file_is_an_error(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep.run()
     (sweep.output / "sweep.yaml").unlink()
@@ -388,7 +380,7 @@ def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     sweep.run()
 
 
-def test_a_task_that_lost_its_state_is_not_run_again_unasked(sweep: Sweep) -> None:
+def test_task_without_its_state_is_not_run_again(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
     sweep.run()
     lost = sweep.output / "A_1" / "param"
@@ -398,9 +390,7 @@ def test_a_task_that_lost_its_state_is_not_run_again_unasked(sweep: Sweep) -> No
     assert {task.starts for task in load_tasks_by_name(sweep.output).values()} == {1, 2}
 
 
-def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_without_optuna_names_the_package(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     sweep.write("echo {a}", head="search: {trials: 3, parameters: {a: [1, 2]}}\n")
     sweep.run(code=6)

@@ -1,4 +1,4 @@
-"""What is wrong about a tracker is said before anything is trained; what may pass is noted."""
+"""Problems with a tracker are reported before training; temporary ones are only a warning."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _skip_without_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason=_R
 
 
 def needs_mlflow(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs the extra mlflow, which the default tests do without."""
+    """Mark a test that needs the extra mlflow, which the default tests do not install."""
     marked: Callable[..., None] = pytest.mark.wide(_skip_without_mlflow(test))
     return marked
 
 
 @pytest.fixture
 def no_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """A web server that is no tracker, which all of them are said to be."""
+    """Set all trackers to a web server that is not a tracker."""
     with WebServer.serving(index_html=b"<html>") as server:
         for name in ("MLFLOW_TRACKING_URI", "CLEARML_API_HOST", "WANDB_BASE_URL"):
             monkeypatch.setenv(name, server.url)
@@ -37,7 +37,7 @@ def no_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
 
 @needs_mlflow
 @pytest.mark.parametrize("command", [("train", "mmbt_grid"), ("predict",), ("track", "push")])
-def test_a_server_that_is_no_tracker_is_refused(
+def test_server_that_is_not_a_tracker_is_rejected(
     mmfw: MmfwRunner, no_tracker: WebServer, command: tuple[str, ...]
 ) -> None:
     option = "--to" if "push" in command else "--track"
@@ -47,7 +47,7 @@ def test_a_server_that_is_no_tracker_is_refused(
 
 
 @needs_mlflow
-def test_a_server_that_is_down_or_refuses_is_noted(
+def test_unavailable_server_is_reported(
     mmfw: MmfwRunner, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
@@ -65,7 +65,7 @@ def test_a_server_that_is_down_or_refuses_is_noted(
 
 
 @needs_mlflow
-def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
+def test_server_that_requires_a_key_counts_as_available(
     mmfw: MmfwRunner, no_tracker: WebServer, user_dir: Path
 ) -> None:
     no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
@@ -76,9 +76,7 @@ def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
 
 @needs_mlflow
 @pytest.mark.parametrize("address", ["127.0.0.1:5000", "mlruns", "http://host:abc", "http://a b"])
-def test_what_is_no_address_is_refused(
-    mmfw: MmfwRunner, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_address_is_rejected(mmfw: MmfwRunner, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     named = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
@@ -91,17 +89,19 @@ def test_what_is_no_address_is_refused(
     [
         (("--track", "tensorboard"), "'tensorboard' is not one of 'mlflow', 'clearml', 'wandb'"),
         (("--track", "mlflow"), "MLFLOW_TRACKING_URI"),
-        (("--track-page",), "name it with --track"),
-        (("--track-models", "best"), "name it with --track"),
+        (("--track-page",), "select a tracker with --track"),
+        (("--track-models", "best"), "select a tracker with --track"),
     ],
 )
-def test_what_cannot_be_tracked_is_a_usage_error(mmfw: MmfwRunner, words: tuple[str, ...], said: str) -> None:
+def test_invalid_tracking_options_are_usage_errors(
+    mmfw: MmfwRunner, words: tuple[str, ...], said: str
+) -> None:
     mmfw("train", "mmbt_grid", *words, code=2)
     assert said in mmfw.err
 
 
 @pytest.mark.parametrize("name", ["mlflow", "clearml", "wandb"])
-def test_without_its_package_the_pip_line_is_named(
+def test_missing_package_is_reported_with_the_pip_command(
     mmfw: MmfwRunner, no_tracker: WebServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find: Callable[[str], Any] = install.find_spec
@@ -111,9 +111,9 @@ def test_without_its_package_the_pip_line_is_named(
     assert f"[{name}]" in mmfw.err and "pip install" in mmfw.err
 
 
-def test_nothing_is_pushed_where_nothing_is_named(mmfw: MmfwRunner, user_dir: Path) -> None:
+def test_push_without_a_tracker_is_an_error(mmfw: MmfwRunner, user_dir: Path) -> None:
     mmfw("track", "push", code=2)
     assert "--to mlflow" in mmfw.err
     mmfw("track", "status", "--save-dir", user_dir)
-    assert "nothing is sent" in mmfw.err
+    assert "nothing uploaded yet" in mmfw.err
     assert mmfw.json("track", "status", "--save-dir", user_dir) == []

@@ -1,4 +1,4 @@
-"""What lies on two drives of Windows, between which there is no relative path, no link and no renaming."""
+"""Files on two drives of Windows, between which there are no relative paths, links or renames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if sys.platform != "win32":
 
 @pytest.fixture
 def other(user_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder on another drive than that of ``user_dir``: that of the checkout."""
+    """Return a folder on the drive of the checkout, which is not that of ``user_dir``."""
     assert request.config.cache is not None
     with TemporaryDirectory(dir=request.config.cache.mkdir("other-drive")) as folder:
         if Path(folder).drive == user_dir.drive:
@@ -30,7 +30,7 @@ def other(user_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         yield Path(folder, "Данные 数据")
 
 
-def test_a_dataset_goes_from_one_drive_to_another_and_back(
+def test_dataset_is_converted_and_repaired_across_drives(
     user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
@@ -44,13 +44,13 @@ def test_a_dataset_goes_from_one_drive_to_another_and_back(
     mmfw("doctor", *data)
 
 
-def test_a_file_is_shared_with_another_drive_as_a_copy(user_dir: Path, other: Path) -> None:
+def test_file_is_copied_to_another_drive(user_dir: Path, other: Path) -> None:
     other.mkdir()
     (user_dir / "weights").write_bytes(b"weights")
     link_or_copy(user_dir / "weights", other / "best.ckpt")
     assert (other / "best.ckpt").read_bytes() == b"weights"
 
 
-def test_annotations_on_another_drive_are_none_of_the_datasets_own(user_dir: Path, other: Path) -> None:
-    own = other / "мои.jsonl"
-    assert verification._relative_posix_path(own, user_dir) == own.as_posix()
+def test_annotations_on_another_drive_do_not_belong_to_the_dataset(user_dir: Path, other: Path) -> None:
+    annotations = other / "мои.jsonl"
+    assert verification._relative_posix_path(annotations, user_dir) == annotations.as_posix()

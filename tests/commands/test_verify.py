@@ -1,4 +1,4 @@
-"""``mmfw verify`` as a user types it."""
+"""``mmfw verify``."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
 
 def verified(mmfw: MmfwRunner, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    """By what it is, what is said of each thing."""
-    return {found["what"]: found for found in mmfw.json("verify", *arguments, code=code)}
+    """Return the results of ``mmfw verify --json`` by item."""
+    return {result["what"]: result for result in mmfw.json("verify", *arguments, code=code)}
 
 
-def states(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {what: finding["state"] for what, finding in found.items()}
+def states(results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {what: result["state"] for what, result in results.items()}
 
 
-def test_where_nothing_was_written_nothing_is_damaged(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_empty_folders_have_no_damage(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
     mmfw("verify")
     assert "nothing to verify yet" in mmfw.err
     assert verified(mmfw) == {}
-    assert not empty_paths.data_dir.exists(), "looking must not make anything"
+    assert not empty_paths.data_dir.exists(), "the command must not create anything"
 
 
-def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_each_item_shows_what_it_was_verified_against(world: MmfPaths, mmfw: MmfwRunner) -> None:
     of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
-        found = verified(mmfw, *arguments)
-        assert {what: (finding["state"], finding["against"]) for what, finding in found.items()} == {
+        results = verified(mmfw, *arguments)
+        assert {what: (result["state"], result["against"]) for what, result in results.items()} == {
             "dataset": ("intact", "the archive memes.zip"),
             "region features": ("intact", "the archive features.tar.gz"),
             "models/visual_bert": ("intact", "the archive visual_bert.tar.gz"),
@@ -53,31 +53,33 @@ def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: Mm
         }
 
 
-def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_damaged_items_are_named_with_the_command_that_repairs_them(
+    world: MmfPaths, mmfw: MmfwRunner
+) -> None:
     hostile_archives.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile_archives.truncate_file(world.dataset.features / "detectron.lmdb/data.mdb")
     model = world.data_dir / "models/visual_bert/model.pth"
     model.unlink()
     hostile_archives.truncate_file(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
-    found = verified(mmfw, code=3)
-    assert {what: finding["problems"] for what, finding in found.items()} == {
+    results = verified(mmfw, code=3)
+    assert {what: result["problems"] for what, result in results.items()} == {
         "dataset": ["changed: images/img/00003.png (other content)"],
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
         "models/visual_bert": [f"missing: {model}"],
         RUN: ["current.ckpt: it is cut off or not a checkpoint"],
         f"MMF {find_mmf().version}": ["missing: mmf.txt"],
     }
-    assert set(states(found).values()) == {"damaged"}
-    assert {finding["part"] for finding in found.values()} == {"dataset", "features", "runs", "mmf"}
+    assert set(states(results).values()) == {"damaged"}
+    assert {result["part"] for result in results.values()} == {"dataset", "features", "runs", "mmf"}
 
     mmfw("verify", code=3)
     assert mmfw.out.count(" damaged ") == 5
-    for finding in found.values():
-        assert f"{finding['what']}: {finding['problems'][0]}" in mmfw.err
+    for result in results.values():
+        assert f"{result['what']}: {result['problems'][0]}" in mmfw.err
     assert "the newest intact checkpoint is best.ckpt" in mmfw.err
     assert "5 of 5 are damaged" in mmfw.err
-    assert "hint: `mmfw repair dataset features mmf`\n" in mmfw.err
+    assert "hint: run `mmfw repair dataset features mmf`\n" in mmfw.err
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPat
         (["runs", "dataset"], ["dataset", RUN]),
     ],
 )
-def test_only_what_is_named_is_verified(
+def test_only_named_parts_are_verified(
     world: MmfPaths, mmfw: MmfwRunner, words: list[str], expected: list[str]
 ) -> None:
     assert set(verified(mmfw, *words)) == set(expected)
@@ -101,7 +103,7 @@ def test_only_what_is_named_is_verified(
 def test_hostile_features_are_damaged_and_the_rest_is_verified(
     world: MmfPaths, mmfw: MmfwRunner, words: list[str]
 ) -> None:
-    """Also where their hashes are known, with --full."""
+    """They are damaged even if their hashes are known, with --full."""
     pytest.importorskip("lmdb")
     from mmf_win.features import lmdb_file
 
@@ -111,16 +113,16 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     lmdb_file.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
     if words:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
-    found = verified(mmfw, *words, code=3)
-    others = {what: state for what, state in states(found).items() if what != "region features"}
+    results = verified(mmfw, *words, code=3)
+    others = {what: state for what, state in states(results).items() if what != "region features"}
     assert list(others.values()) == ["intact"] * 4
-    hostile_ones = found["region features"]
+    hostile_ones = results["region features"]
     assert hostile_ones["state"] == "damaged"
     assert "the record 00001: it makes an array" in hostile_ones["problems"][0]
     assert "somebody you trust" in hostile_ones["hint"]
 
 
-def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
+def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     pytest.importorskip("lmdb")
@@ -137,13 +139,13 @@ def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
     assert states(verified(mmfw, "features"))["region features"] == "intact"
 
 
-def test_a_name_that_stands_for_nothing_is_a_usage_error(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_unknown_name_is_a_usage_error(world: MmfPaths, mmfw: MmfwRunner) -> None:
     assert "did you mean dataset?" in mmfw("verify", "datset", code=2)
     mmfw("verify", "quite something else", code=2)
     assert "training.seed=1" in mmfw("verify", "dataset", "training.seed=1", code=2)
 
 
-def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_long_list_is_shortened(world: MmfPaths, mmfw: MmfwRunner) -> None:
     for image in (world.dataset.images / "img").iterdir():
         image.unlink()
     mmfw("verify", code=3)
@@ -151,7 +153,7 @@ def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: MmfwRunner) -> None:
     assert "dataset: and 6 more" in mmfw.err
 
 
-def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
+def test_files_without_known_hashes_are_not_called_intact(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     write_tree({"annotations/train.jsonl": b""}, empty_paths.dataset.root)
@@ -159,41 +161,39 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
     record_hashes(folder, ["model.pth"])
     write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
-    found = verified(mmfw)
+    results = verified(mmfw)
     of_mmf = {"MMF 1.0.0rc12": "not verified"}
-    assert states(found) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
-    assert found["models/mine"]["against"] == "its first reading"
+    assert states(results) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
+    assert results["models/mine"]["against"] == "its first reading"
 
 
-def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
+def test_files_in_shared_caches_are_verified_by_their_names(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
     InputFiles("weights", user_dir, empty_paths, (weights.name,)).verify()
-    (finding,) = verified(mmfw).values()
-    assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
+    (result,) = verified(mmfw).values()
+    assert (result["state"], result["against"]) == ("intact", "the hash in its name")
     hostile_archives.flip_byte(weights, 100)
     for _ in range(2):
-        (finding,) = verified(mmfw, code=3).values()
-        assert finding["problems"] == [f"changed: {weights} (hash does not match the file name)"]
+        (result,) = verified(mmfw, code=3).values()
+        assert result["problems"] == [f"changed: {weights} (hash does not match the file name)"]
     weights.unlink()
     assert verified(mmfw) == {}
 
 
 @pytest.mark.torch
-def test_a_changed_mmf_is_noted_before_it_trains(world: MmfPaths, mmfw: MmfwRunner) -> None:
+def test_changed_mmf_is_reported_once_before_training(world: MmfPaths, mmfw: MmfwRunner) -> None:
     find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
     mmfw("train", "mmbt_grid", code=2)  # this MMF is a fake
     assert "changed or missing files of MMF: 1" in mmfw.err
     mmfw("train", "mmbt_grid", code=2)
-    assert "changed or missing" not in mmfw.err, "a process says it once"
+    assert "changed or missing" not in mmfw.err, "each process reports it once"
 
 
-def test_the_folders_that_were_named_stand_in_the_hint(
-    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_hint_repeats_the_given_folders(world: MmfPaths, user_dir: Path, mmfw: MmfwRunner) -> None:
     elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
     elsewhere.dataset.annotation_file("train").unlink()
@@ -203,19 +203,17 @@ def test_the_folders_that_were_named_stand_in_the_hint(
     assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
 
 
-def test_a_read_only_dataset_is_verified(
+def test_read_only_dataset_is_verified(
     empty_paths: MmfPaths, small_disk: Path, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    there = MmfPaths.resolve(small_disk / "data")
-    convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), there)
+    places = MmfPaths.resolve(small_disk / "data")
+    convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), places)
     remount(small_disk, "ro")
-    assert states(verified(mmfw, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
+    assert states(verified(mmfw, "--data-dir", str(places.data_dir))) == {"dataset": "intact"}
 
 
-def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
-    empty_paths: MmfPaths, mmfw: MmfwRunner
-) -> None:
-    """Also what lies in another data folder, which is no matter of this one."""
+def test_local_bert_is_damaged_if_a_file_is_missing(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
+    """A BERT in another data folder is not verified here."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
     berts = [
         write_tree(files, folder / "bert")
@@ -224,13 +222,13 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
         assert LocalModelInput("BERT", bert, empty_paths).verify().state == "recorded"
-    assert [finding["folder"] for finding in verified(mmfw).values()] == [str(berts[0])]
+    assert [result["folder"] for result in verified(mmfw).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
     assert LocalModelInput("BERT", berts[0], empty_paths).verify().state == "damaged"
 
 
-def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
+def test_removed_file_of_a_local_model_is_reported_and_a_removed_folder_is_not(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     folder = write_tree({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
@@ -247,15 +245,15 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
 
 
 @requires_tool("setpriv", exists_on_windows=False)
-def test_a_run_that_may_not_be_read_keeps_no_other_from_being_verified(world: MmfPaths) -> None:
+def test_unreadable_run_does_not_prevent_other_verification(world: MmfPaths) -> None:
     [intact] = world.save_dir.glob("*/*")
     closed = intact.with_name("2026-01-02T00-00-00")
     shutil.copytree(intact, closed)
     closed.chmod(0)
     done = run_unprivileged("verify", "runs", "--json")
     closed.chmod(0o700)
-    *found, _ = done.stdout.splitlines()
-    known = {each["what"]: each["problems"] for each in json.loads("".join(found))}
-    assert (done.returncode, known.pop(RUN)) == (3, [])
-    [[refused]] = known.values()
+    *lines, _ = done.stdout.splitlines()
+    problems = {each["what"]: each["problems"] for each in json.loads("".join(lines))}
+    assert (done.returncode, problems.pop(RUN)) == (3, [])
+    [[refused]] = problems.values()
     assert refused.startswith(str(closed / "checkpoints")) and refused.endswith("Permission denied")

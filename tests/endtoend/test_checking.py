@@ -233,12 +233,12 @@ def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_fir
     run = twice.train(planted(tool, "scale"), "--updates", "2", "--seed", "1")
     assert f"note: {said}; " in twice.errors
     (note,) = (event["text"] for event in read_events_of_kind(run, "note"))
-    assert note.startswith("the first loss is ") and f"note: {note}" in twice.errors
+    assert note.startswith("the first loss is ") and f"warning: {note}" in twice.errors
     twice.train("--resume", "last", "--updates", "3")
     assert len(read_events_of_kind(run, "note")) == 1, "what is trained already has no first loss"
 
     in_english(tool, "sound").train(planted(tool, None), "--updates", "2", "--seed", "1")
-    assert "note: " not in tool.errors
+    assert "warning: " not in tool.errors
 
 
 def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -> None:

@@ -142,10 +142,10 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(
     set_faults({"at": "backward", "do": "cuda_oom", "above": 2})
     assert micro_batches("--name", "first") == [4, 2]
     assert micro_batches("--name", "second") == [2]
-    assert "micro-batch 2, which fitted before (--ignore-known-fits" in tool.errors
+    assert "micro-batch 2, known to fit (--ignore-known-fits" in tool.errors
     set_faults()
     assert micro_batches("--name", "third", "--ignore-known-fits", "--batch-size", "auto") == [4]
-    assert "micro-batch 4 (on a CPU there is no limit to look for)" in tool.errors
+    assert "micro-batch 4 (not limited on a CPU)" in tool.errors
     assert micro_batch_store.load() == {}, "the whole batch fits, so there is nothing to remember"
 
 

@@ -312,7 +312,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, *train], capture_output=True, encoding="utf-8")
     assert done.returncode != 0
-    command = re.findall("hint: `mmfw (.*)`", done.stderr)[0]
+    command = re.findall("hint: run `mmfw (.*)`", done.stderr)[0]
     assert not tool.save_dir.exists()
     run = tool.run_of(tool(*split_command(command)))
     assert read_events_of_kind(run, "train_started")[0]["processes"] == 2

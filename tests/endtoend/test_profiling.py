@@ -134,4 +134,4 @@ def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:
     result = tool("train", tool.preset("vilbert"), *words)
     (note,) = [event["text"] for event in read_events_of_kind(tool.run_of(result), "note")]
     assert note.startswith("the model waits for data ") and note.endswith(" may help")
-    assert f"note: {note}" in tool.errors
+    assert f"warning: {note}" in tool.errors

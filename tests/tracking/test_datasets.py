@@ -98,7 +98,7 @@ def test_dataset_missing_in_a_stub_and_offline_mode_are_usage_errors(stub: Clear
     task = stub._tasks_create(name="a run")["id"]
     assert "no such ClearML dataset" in run("convert", "--clearml-dataset", task, code=2)
     assert "offline" in run("convert", "--clearml-dataset", "nope", code=2, CLEARML_OFFLINE_MODE="1")
-    assert "more than once" in run("convert", "x.zip", "--clearml-dataset", "nope", code=2)
+    assert "only one of" in run("convert", "x.zip", "--clearml-dataset", "nope", code=2)
 
 
 def test_unreachable_server_is_an_error_for_datasets(mmf_paths: MmfPaths, stub: ClearMLStub) -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent(
     mmf_paths: MmfPaths, stub: ClearMLStub, user_dir: Path
 ) -> None:
     register = ("track", "register-dataset", "memes", "--data-dir")
-    for text, why in (("n\n", "not registered"), ("", "nobody is there to answer")):
+    for text, why in (("n\n", "not registered"), ("", "confirmation required")):
         result = run(*register, mmf_paths.data_dir, code=2, text=text)
         assert why in result and "licence" in result
     assert "mmfw convert" in run(*register, user_dir / "none", "--yes", code=3)
