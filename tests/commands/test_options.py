@@ -15,35 +15,35 @@ from mmf_win.sweeps.task_runner import TaskRunner
 
 @click.command()
 @options.stop_timeout
-def patience(stop_timeout: float) -> float:
+def timeout_command(stop_timeout: float) -> float:
     """Return the stop timeout of a run in this command."""
     return stop_timeout
 
 
-def waits(*words: str) -> float:
-    seconds: float = patience.main(list(words), standalone_mode=False)
+def read_timeout(*words: str) -> float:
+    seconds: float = timeout_command.main(list(words), standalone_mode=False)
     return seconds
 
 
 def test_stop_timeout_is_from_the_option_or_variable_or_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert waits() == CommandOptions().stop_timeout == TaskRunner.stop_timeout == 30
-    assert waits("--stop-timeout", "2.5") == 2.5
-    assert waits() == 30, "the option applies to one command"
+    assert read_timeout() == CommandOptions().stop_timeout == TaskRunner.stop_timeout == 30
+    assert read_timeout("--stop-timeout", "2.5") == 2.5
+    assert read_timeout() == 30, "the option applies to one command"
     monkeypatch.setenv("MMFW_STOP_TIMEOUT", "60")
-    assert waits("--stop-timeout", "2.5") == 2.5
-    assert waits() == 60
+    assert read_timeout("--stop-timeout", "2.5") == 2.5
+    assert read_timeout() == 60
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "inf", "nan"])
 def test_invalid_stop_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.BadParameter) as error:
-        waits("--stop-timeout", wrong)
+        read_timeout("--stop-timeout", wrong)
     assert "--stop-timeout" in error.value.format_message()
     monkeypatch.setenv("MMFW_STOP_TIMEOUT", wrong)
     with pytest.raises(click.BadParameter) as error:
-        waits()
+        read_timeout()
     assert "MMFW_STOP_TIMEOUT" in error.value.format_message()
 
 
