@@ -47,14 +47,20 @@ class StubModels:
         return [self._proba(row) for row in self.rows], []
 
     def run_model(
-        self, folder: Path, rows: Sequence[AnnotationRow], _images: Path, *, batch: int, features: Path | None
+        self,
+        folder: Path,
+        rows: Sequence[AnnotationRow],
+        _images: Path,
+        *,
+        batch_size: int,
+        features: Path | None,
     ) -> tuple[list[float], dict[str, float]]:
         """Predict rows as the exported model does."""
         assert features is None
-        self.batches.append((batch, len(rows)))
+        self.batches.append((batch_size, len(rows)))
         quantized = (folder / "model.onnx").read_bytes() == b"8 bits"
         probas = [1 - self._proba(row) if quantized else self._proba(row) for row in rows]
-        apart = [self.apart.get((batch, row.id), self.apart.get((0, row.id), 0.0)) for row in rows]
+        apart = [self.apart.get((batch_size, row.id), self.apart.get((0, row.id), 0.0)) for row in rows]
         return [a + b for a, b in zip(probas, apart, strict=True)], {"p50_ms": 1.0, "p99_ms": 2.0}
 
     def _proba(self, row: AnnotationRow) -> float:
