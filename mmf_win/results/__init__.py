@@ -1,1 +1,1 @@
-"""What runs are worth: predictions checked, blended and scored."""
+"""Evaluation of runs: predictions, ensembles, metrics and report pages."""

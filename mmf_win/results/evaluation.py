@@ -1,4 +1,4 @@
-"""Predicts splits with one set of weights or several, labels, blends and scores the result."""
+"""Predict splits with one or more checkpoints, and label, blend and score the predictions."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ from mmf_win.upstream.install import require_mmf
 
 _log = logging.getLogger(__name__)
 
-#: What predicts, called as :func:`mmf_win.runs.prediction.predict_target` is.
+#: A function that predicts, with the interface of :func:`mmf_win.runs.prediction.predict_target`.
 PredictFunction: TypeAlias = Callable[..., tuple[list[float], Event]]
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """The checkpoint that predicts, which may be another run's, and the run that knows the configuration.
+    """A checkpoint that predicts, and the run that provides the configuration.
 
-    ``checked`` is what was read of the file, if it was.
+    Attributes:
+        run: Run whose configuration is used.
+        checkpoint: Checkpoint file, possibly of another run.
+        checked_file: Verified content of the file, if it has been read already.
     """
 
     run: Run
@@ -52,18 +55,19 @@ class RunCheckpoint:
 
     @property
     def name(self) -> str:
-        """What the user reads."""
+        """Name of the checkpoint and its run, for messages."""
         return f"{self.checkpoint.name} of run {self.run.id}"
 
 
 @dataclass(frozen=True)
 class PredictionResult:
-    """A prediction file, with its record beside it.
+    """A prediction file and its metrics record, which are saved next to each other.
 
     Attributes:
-        record: see :mod:`mmf_win.results.metrics_file`.
-        run: whose checkpoint predicted; None for an ensemble.
-        title: whose prediction it is, in words.
+        scored: Predictions with the annotations of their memes.
+        record: Saved metrics; see :mod:`mmf_win.results.metrics_file`.
+        run: Run whose checkpoint predicted; ``None`` for an ensemble.
+        title: Name of the predictor, for messages.
     """
 
     scored: ScoredSplit
@@ -74,20 +78,21 @@ class PredictionResult:
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """What the user chose.
+    """Options of a prediction.
 
     Attributes:
-        split: annotation files' stems; none for the test split of the first run.
-        memes: a table of own memes to predict instead of splits, at most one.
-        image, text: one meme to predict instead, with :func:`predict_meme`.
-        features: an LMDB of region features to read instead of the dataset's.
-        output: where prediction files and their records go; None for each run's reports, and for a new folder
-            of the ensemble.
-        ensemble: how to blend, a key of :data:`~mmf_win.results.blending.BLEND_METHODS`; None not to.
-        threshold: ``best-accuracy`` to choose it on the validation split.
-        data_dir: MMF's data folder; None for each run's own.
-        asked: batch size, overrides and the like; they win over those of each run.
-        by: what predicts.
+        split: Stems of annotation files; empty for the test split of the first run.
+        memes: Table of the user's memes to predict instead of splits, at most one.
+        image: Image of a single meme to predict instead, with :func:`predict_meme`.
+        text: Text of that meme.
+        features: LMDB of region features to use instead of the dataset's.
+        output: Folder of the prediction files and their records; ``None`` for each run's reports, and for a
+            new folder per ensemble.
+        ensemble: Key of :data:`~mmf_win.results.blending.BLEND_METHODS`; ``None`` for no ensemble.
+        threshold: ``best-accuracy`` to choose the threshold on the validation split.
+        data_dir: MMF's data folder; ``None`` for the data folder of each run.
+        command_options: Batch size, overrides and the like, which take precedence over those of each run.
+        predict_function: Function that predicts.
     """
 
     split: Sequence[str] = ()
@@ -106,86 +111,101 @@ class PredictionOptions:
 def select_checkpoints(
     save_dir: Path, run_specs: Sequence[str], checkpoint_specs: Sequence[str]
 ) -> list[RunCheckpoint]:
-    """Every wanted checkpoint of every run.
+    """Return every requested checkpoint of every requested run, ordered by run.
 
     Args:
-        save_dir: where runs are kept.
-        runs: ids, names or folders. Without any, a checkpoint's path stands for its own run, and ``best`` and
-            ``last`` for the newest that has a checkpoint.
-        wanted: ``best``, ``last`` or paths.
+        save_dir: Folder of the runs.
+        run_specs: IDs, names or folders of runs. If empty, a checkpoint path selects the run that contains
+            it, and ``best`` and ``last`` select the newest run that has a checkpoint.
+        checkpoint_specs: ``best``, ``last`` or paths.
 
-    Raises UsageError where there is no such run, or one is named twice, and CheckpointError where there is no
-    such checkpoint, or it is broken.
+    Raises:
+        UsageError: A run does not exist, or a checkpoint is listed twice.
+        CheckpointError: A checkpoint does not exist or is damaged.
     """
     names: Sequence[str | None] = run_specs or [None]
-    members = [_select_checkpoint(save_dir, name, which) for name in names for which in checkpoint_specs]
-    if twice := next((member for member in members if members.count(member) > 1), None):
-        raise UsageError(f"{twice.name} is named twice")
+    members = [_select_checkpoint(save_dir, name, spec) for name in names for spec in checkpoint_specs]
+    if duplicate := next((member for member in members if members.count(member) > 1), None):
+        raise UsageError(f"{duplicate.name} is given twice")
     return members
 
 
 def _select_checkpoint(save_dir: Path, run_spec: str | None, checkpoint_spec: str) -> RunCheckpoint:
     def select_in_run(run: Run) -> RunCheckpoint:
-        run.request()  # tells how the model is made
+        run.request()  # raises if the configuration cannot be read
         file = checkpoints.select_checkpoint(run, checkpoint_spec)
         return RunCheckpoint(run, file.path, file)
 
-    own = lookup.run_containing(expand_home(checkpoint_spec).absolute()) if run_spec is None else None
-    if own is None and checkpoint_spec in ("best", "last"):
+    owner = lookup.run_containing(expand_home(checkpoint_spec).absolute()) if run_spec is None else None
+    if owner is None and checkpoint_spec in ("best", "last"):
         return lookup.first_usable_run(save_dir, run_spec, select_in_run)
-    return select_in_run(own or lookup.find_run(save_dir, run_spec))
+    return select_in_run(owner or lookup.find_run(save_dir, run_spec))
 
 
 def predict_and_score(
     members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> Iterator[PredictionResult]:
-    """The results for each split, or for own memes: of every member, then of the ensemble.
+    """Yield the results of each split, or of the user's memes: one per member, then that of the ensemble.
 
-    Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder. Raises UsageError
-    and DatasetError as the methods of :class:`_Evaluation`.
+    Predictions of ensembles are saved in ``save_dir`` unless the options name a folder.
+
+    Raises:
+        UsageError: An ensemble has fewer than two members, or a run or option is invalid.
+        DatasetError: A split is missing, empty, unlabelled although a threshold is chosen on it, or differs
+            between the members of an ensemble.
     """
-    splits, blends = members[0].run.request().splits, options.ensemble is not None
+    splits, is_ensemble = members[0].run.request().splits, options.ensemble is not None
     with (
         TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
-        _open_evaluation(members, save_dir, options, display) as team,
+        _open_evaluation(members, save_dir, options, display) as session,
     ):
         validation = splits["val"] if options.threshold == "best-accuracy" else None
         if validation is not None:
-            team.require_split(validation)
+            session.require_split(validation)
         if options.memes:
-            team.set_user_target(PredictionTarget.from_table(options.memes[0], Path(scratch)))
+            session.set_user_target(PredictionTarget.from_table(options.memes[0], Path(scratch)))
         else:
-            team.target_names = list(dict.fromkeys(options.split)) or [splits["test"]]
-            for split in team.target_names:
-                team.require_split(split)
-        for name in team.target_names:
-            # The validation split comes first, so that the newest predictions of a run are those asked for.
-            of_all = team.choose_threshold(team.members, validation if blends else None)
-            for member in team.members:
-                of_one = team.choose_threshold([member], None if blends else validation)
-                yield team.evaluate_target([member], name, *of_one)
-            if blends:
-                yield team.evaluate_target(team.members, name, *of_all)
+            session.target_names = list(dict.fromkeys(options.split)) or [splits["test"]]
+            for split in session.target_names:
+                session.require_split(split)
+        for name in session.target_names:
+            # Predict the validation split first: the newest predictions of a run must be the requested ones.
+            ensemble_threshold = session.choose_threshold(
+                session.members, validation if is_ensemble else None
+            )
+            for member in session.members:
+                member_threshold = session.choose_threshold([member], None if is_ensemble else validation)
+                yield session.evaluate_target([member], name, *member_threshold)
+            if is_ensemble:
+                yield session.evaluate_target(session.members, name, *ensemble_threshold)
 
 
 def predict_meme(
     members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> list[float]:
-    """The probability that one meme is hateful: of each member, or of the ensemble alone. Leaves no files."""
-    kind = options.ensemble
-    if kind == "rank":
-        raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
+    """Return the probability that one meme is hateful, of each member or only of the ensemble.
+
+    Leaves no files behind.
+
+    Raises:
+        UsageError: The ensemble method is ``rank``, or an ensemble has fewer than two members.
+    """
+    method = options.ensemble
+    if method == "rank":
+        raise UsageError("rank cannot blend the predictions of a single meme", hint="use mean or logit")
     with (
         TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
-        _open_evaluation(members, save_dir, replace(options, output=Path(scratch)), display) as team,
+        _open_evaluation(members, save_dir, replace(options, output=Path(scratch)), display) as session,
     ):
-        team.set_user_target(PredictionTarget.from_image(options.image[0], options.text or "", Path(scratch)))
-        probas = [team.predict_member(member, *team.target_names).probas for member in team.members]
-    return [of_one[0] for of_one in probas] if kind is None else blending.blend(kind, probas)
+        session.set_user_target(
+            PredictionTarget.from_image(options.image[0], options.text or "", Path(scratch))
+        )
+        probas = [session.predict_member(member, *session.target_names).probas for member in session.members]
+    return [column[0] for column in probas] if method is None else blending.blend(method, probas)
 
 
 class _MemberPrediction(NamedTuple):
-    """A prediction: the name of its file, and what the worker said as it began: versions and precision."""
+    """A prediction file, its probabilities, and the worker's start event with versions and precision."""
 
     csv: Path
     probas: list[float]
@@ -194,11 +214,7 @@ class _MemberPrediction(NamedTuple):
 
 @dataclass
 class _Member:
-    """A checkpoint that predicts, whose bytes stay as they are.
-
-    Attributes:
-        made: what it has predicted so far, by the names of the targets.
-    """
+    """A checkpoint that predicts, with its content pinned and its finished predictions by target name."""
 
     run_checkpoint: RunCheckpoint
     pin: PinnedCheckpoint
@@ -210,35 +226,34 @@ class _Member:
 def _open_evaluation(
     members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> Iterator[_Evaluation]:
-    """Keep the members' checkpoints as they are, and the runs that have them from being removed.
-
-    Raises UsageError where an ensemble of one is asked for.
-    """
+    """Pin the members' checkpoints and keep the runs that contain them from being removed."""
     if options.ensemble is not None and len(members) < 2:
-        hint = "name several runs, or several checkpoints of one"
-        raise UsageError("an ensemble needs two members or more", hint=hint)
-    by_name = (
-        options.predict_function is prediction.predict_target
-    )  # an exported model is read from its own folder
+        hint = "give several runs, or several checkpoints of a run"
+        raise UsageError("an ensemble needs at least two members", hint=hint)
+    # An exported model is read from its own folder and needs no link.
+    use_link = options.predict_function is prediction.predict_target
     with ExitStack() as stack:
-        held = []
-        for each in members:
-            pin = pin_checkpoint(each.run, each.checkpoint, use_link=by_name, checked_file=each.checked_file)
-            data_dir = options.data_dir or Path(each.run.request().data_dir)
-            held.append(_Member(each, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
-            if other := lookup.run_containing(each.checkpoint):
-                stack.enter_context(usage_lock(other))
-        yield _Evaluation(held, save_dir, options, display, stack)
+        pinned = []
+        for member in members:
+            pin = pin_checkpoint(
+                member.run, member.checkpoint, use_link=use_link, checked_file=member.checked_file
+            )
+            data_dir = options.data_dir or Path(member.run.request().data_dir)
+            pinned.append(_Member(member, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
+            if owner := lookup.run_containing(member.checkpoint):
+                stack.enter_context(usage_lock(owner))
+        yield _Evaluation(pinned, save_dir, options, display, stack)
 
 
 @dataclass
 class _Evaluation:
-    """The members, none of which predicts anything twice.
+    """Evaluation of several members; each member predicts a target only once.
 
     Attributes:
-        stack: reserves the names of prediction files until the end.
-        asked: the targets whose predictions are finished, by name; others are written as they are made.
-        own: memes of the user's own.
+        stack: Holds the reservations of prediction files until the end.
+        target_names: Requested targets, whose files :meth:`evaluate_target` writes. The files of other
+            targets are written as soon as they are predicted.
+        user_target: The user's memes.
     """
 
     members: list[_Member]
@@ -253,116 +268,114 @@ class _Evaluation:
     )
 
     def set_user_target(self, target: PredictionTarget) -> None:
-        """Let all members predict own memes."""
+        """Make all members predict the user's memes."""
         self.user_target, self.target_names = target, [target.name]
 
     def find_target(self, member: _Member, name: str) -> PredictionTarget:
-        """A target as a member has it: a split lies in its own data folder."""
-        own = self.user_target
-        return own if own is not None and own.name == name else self._split_target(member.mmf_paths, name)
+        """Return a target for a member; a split is read from the member's own data folder."""
+        user_target = self.user_target
+        return (
+            user_target
+            if user_target is not None and user_target.name == name
+            else self._split_target(member.mmf_paths, name)
+        )
 
     def require_split(self, split: str) -> None:
-        """Make sure that every member has a split, and the same one where they are blended.
-
-        Raises DatasetError where it is not there, without memes, or not the same everywhere.
-        """
+        """Raise ``DatasetError`` unless all members have a split, and those of an ensemble the same file."""
         targets = [self.find_target(member, split) for member in self.members]
         files = {target.annotation_file.path: target.sha256 for target in targets}
         if self.options.ensemble and len(set(files.values())) > 1:
-            message = f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}"
-            raise DatasetError(message, hint="name one data folder for all")
+            message = f"the runs use different files for {split}: {', '.join(sorted(map(str, files)))}"
+            raise DatasetError(message, hint="use one data folder for all runs")
 
     def choose_threshold(self, members: Sequence[_Member], validation: str | None) -> tuple[float, str]:
-        """The threshold that is best on the validation split, and where it is from.
-
-        Raises DatasetError where the split has no labels to choose by.
-        """
+        """Return the best threshold on the validation split, or the default one, and its origin."""
         if validation is None:
             return DEFAULT_THRESHOLD, "default"
         target = self.find_target(members[0], validation)
         labels = labels_of(target.rows)
         if labels is None:
-            raise DatasetError(f"{target.source}: without labels no threshold can be chosen on it")
-        made = [self.predict_member(member, validation) for member in members]
+            raise DatasetError(f"{target.source}: a threshold cannot be chosen without labels")
+        predictions = [self.predict_member(member, validation) for member in members]
         return best_accuracy_threshold(
-            labels, self._blend_predictions(made)
+            labels, self._blend_predictions(predictions)
         ), f"best accuracy on {validation}"
 
     def predict_member(self, member: _Member, name: str) -> _MemberPrediction:
-        """The predictions of a member, made when they are first asked for."""
+        """Return a member's predictions of a target, predicting on first use."""
         if name in member.predictions:
             return member.predictions[name]
         target, options, csvs = self.find_target(member, name), self.options, list[Path]()
-        report = member.run_checkpoint.run.reserve_prediction_file(name, options.output)
+        reservation = member.run_checkpoint.run.reserve_prediction_file(name, options.output)
         _log.info("predicting %s with %s", target.title, member.run_checkpoint.name)
-        probas, began = options.predict_function(
+        probas, start_event = options.predict_function(
             member.run_checkpoint.run,
             member.mmf_paths,
             options.command_options,
             checkpoint=member.pin.path,
             target=target,
-            # The validation split beside own memes has the dataset's features.
+            # A validation split that is predicted in addition to user data uses the dataset's features.
             features=options.features if target.is_user_data or not options.memes else None,
             display=self.display,
-            begin=lambda: csvs.append(self.stack.enter_context(report)),
+            begin=lambda: csvs.append(self.stack.enter_context(reservation)),
         )
         member.pin.require_unchanged()
-        made = member.predictions[name] = _MemberPrediction(csvs[0], probas, began)
+        result = member.predictions[name] = _MemberPrediction(csvs[0], probas, start_event)
         if name not in self.target_names:
-            _write_prediction_files(made.csv, target, _label_memes(target, probas, DEFAULT_THRESHOLD))
-        return made
+            _write_prediction_files(result.csv, target, _label_memes(target, probas, DEFAULT_THRESHOLD))
+        return result
 
     def evaluate_target(
         self, members: Sequence[_Member], name: str, threshold: float, origin: str
     ) -> PredictionResult:
-        """Predict, label, score and record a target, by one member or by the ensemble of all."""
+        """Predict, label, score and record a target with one member or with the ensemble of several."""
         options, first = self.options, members[0]
-        kind, target = options.ensemble if len(members) > 1 else None, self.find_target(first, name)
-        made = [self.predict_member(member, name) for member in members]
-        csv, probas = made[0].csv, self._blend_predictions(made)
-        if kind is not None:
+        method, target = options.ensemble if len(members) > 1 else None, self.find_target(first, name)
+        predictions = [self.predict_member(member, name) for member in members]
+        csv, probas = predictions[0].csv, self._blend_predictions(predictions)
+        if method is not None:
             folder = options.output or create_timestamped_dir(self.save_dir / "ensembles")
-            csv = self.stack.enter_context(reserve_file(folder, f"hateful_memes_{kind}_{name}_", ".csv"))
+            csv = self.stack.enter_context(reserve_file(folder, f"hateful_memes_{method}_{name}_", ".csv"))
         memes = _label_memes(target, probas, threshold)
         _write_prediction_files(csv, target, memes)
-        covered = Coverage(target.title, len(memes))
+        coverage = Coverage(target.title, len(memes))
         if not target.is_user_data:
-            covered = load_coverage(first.mmf_paths.dataset, target.annotation_file)
-        began = made[0].start_event
-        versions = {} if "mmf" in began else {"mmf": require_mmf().version}  # the same for all members
+            coverage = load_coverage(first.mmf_paths.dataset, target.annotation_file)
+        start_event = predictions[0].start_event
+        versions = {} if "mmf" in start_event else {"mmf": require_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
         facts: dict[str, Any] = {
             "threshold": threshold,
             "threshold_from": origin,
             "split": name,
-            "full_rows": covered.full_rows,
+            "full_rows": coverage.full_rows,
             "annotations": str(target.source),
             "annotations_sha256": target.sha256,
-            "ensemble": kind,
+            "ensemble": method,
             "members": [
                 {
                     "run": member.run_checkpoint.run.id,
                     "checkpoint": str(member.run_checkpoint.checkpoint),
                     "checkpoint_sha256": member.pin.sha256(),
-                    "precision": each.start_event.get("precision", "fp32"),
+                    "precision": member_prediction.start_event.get("precision", "fp32"),
                 }
-                for member, each in zip(members, made, strict=True)
+                for member, member_prediction in zip(members, predictions, strict=True)
             ],
-            "versions": versions | {key: str(began[key]) for key in packages if key in began},
+            "versions": versions | {key: str(start_event[key]) for key in packages if key in start_event},
             "created": Timestamp(round(time.time(), 3)),
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
-            _log.warning("some of the members have the same weights, and count as often as they are named")
+            _log.warning("some ensemble members have identical weights; each of them is counted")
         annotations = user_annotations_path(csv) if target.is_user_data else target.annotation_file.path
-        scored = ScoredSplit(csv, name, annotations, target.annotation_file.sha256, memes, facts, covered)
+        scored = ScoredSplit(csv, name, annotations, target.annotation_file.sha256, memes, facts, coverage)
         record = scored.score_record | facts
         write_json(metrics_file.metrics_path(csv), record)
-        title = first.run_checkpoint.name if kind is None else f"{kind} of {len(members)}"
-        return PredictionResult(scored, record, first.run_checkpoint.run if kind is None else None, title)
+        title = first.run_checkpoint.name if method is None else f"{method} of {len(members)}"
+        return PredictionResult(scored, record, first.run_checkpoint.run if method is None else None, title)
 
     def _blend_predictions(self, predictions: Sequence[_MemberPrediction]) -> list[float]:
-        kind, columns = self.options.ensemble, [each.probas for each in predictions]
-        return columns[0] if kind is None or len(predictions) == 1 else blending.blend(kind, columns)
+        method, columns = (self.options.ensemble, [result.probas for result in predictions])
+        return columns[0] if method is None or len(predictions) == 1 else blending.blend(method, columns)
 
 
 def _label_memes(
@@ -374,7 +387,7 @@ def _label_memes(
 
 
 def _write_prediction_files(csv: Path, target: PredictionTarget, memes: Sequence[ScoredMeme]) -> None:
-    """Write a submission, and beside it a copy of the annotations of own memes, which are nowhere else."""
+    """Write a submission and, for the user's memes, a copy of their annotations next to it."""
     try:
         if target.is_user_data:
             shutil.copyfile(target.annotation_file.path, user_annotations_path(csv))

@@ -144,7 +144,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert [tool.run_of({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
 
     assert tool.run_for_exit_code("predict", "n1", "--ensemble", "mean") == 2
-    assert "two members or more" in tool.errors
+    assert "at least two members" in tool.errors
     assert tool.run_for_exit_code("predict", "n1", "--split", "test") == 3
     assert "use one of: train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
 

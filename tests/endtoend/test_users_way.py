@@ -185,7 +185,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     assert again["auroc"] >= 0.8
     assert predicted_ids(Path(again["csv"])) == annotated_ids(demo.places.dataset, "dev_seen")
     page = Path(again["report"]).read_text(encoding="utf-8")
-    assert f"Attempt 2 began at update {UPDATES}, with more updates to go" in page
+    assert f"Attempt 2 started at update {UPDATES}, to train for more updates" in page
     assert again["members"][0]["checkpoint_sha256"] in page
     assert demo.mmfw("check-submission", again["csv"], "--split", "dev_seen")["usable"] is True
     demo.mmfw("report", run.id)

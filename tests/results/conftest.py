@@ -1,4 +1,4 @@
-"""What pages are made from."""
+"""Fixtures for the tests of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores: by hand, beside scikit-learn, where labels leave nothing to score, and beside a prediction file."""
+"""Metrics: values computed by hand and by scikit-learn, undefined metrics, and the metrics record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_e
 
 
 def sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list[int], list[float]]:
-    """Labels, and probabilities that tell something about them; few ``digits`` make ties."""
+    """Return labels and correlated probabilities; few ``digits`` produce ties."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, rows)
     labels[:2] = 0, 1
@@ -34,11 +34,12 @@ def sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list
     return labels.tolist(), (probas if digits is None else probas.round(digits)).tolist()
 
 
-def test_a_case_computed_by_hand() -> None:
-    """Of the four pairs of a hateful and a benign meme, three are in the right order.
+def test_metrics_match_values_computed_by_hand() -> None:
+    """Three of the four pairs of a hateful and a benign meme are ranked correctly.
 
     The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
-    So both components are 1/2 and 1, with a variance of 1/8, and that of the AUROC is 1/8 / 2 + 1/8 / 2.
+    So both components are 1/2 and 1 with a variance of 1/8, and the AUROC has a variance of 1/8 / 2 + 1/8 /
+    2.
     """
     scores = metrics.compute_metrics([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
     assert (scores["auroc"].value, scores["auroc"].low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
@@ -51,7 +52,7 @@ def test_a_case_computed_by_hand() -> None:
     assert scores["calibration_error"].value == pytest.approx((0.1 + (0.65 - 0.4) + 0.2) / 4)
 
 
-def test_the_edges_of_probability_have_bins() -> None:
+def test_probabilities_0_and_1_have_calibration_bins() -> None:
     for labels, error in (([0, 1], 0), ([1, 0], 1)):
         assert metrics.compute_metrics(labels, [0.0, 1.0])["calibration_error"].value == error
 
@@ -73,20 +74,20 @@ def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
-def test_the_curves_of_a_page_are_those_of_scikit_learn(digits: int | None) -> None:
+def test_curves_agree_with_scikit_learn(digits: int | None) -> None:
     labels, probas = map(np.array, sample(60, digits=digits))
-    found, chosen = metrics.cumulative_counts(labels, probas)
+    true_positives, selected = metrics.cumulative_counts(labels, probas)
     precision, recall, _ = sklearn.precision_recall_curve(labels, probas)
-    # scikit-learn ends the curve in a point without predictions.
-    assert found / chosen == pytest.approx(precision[-2::-1])
-    assert found / labels.sum() == pytest.approx(recall[-2::-1])
-    false, true, _ = sklearn.roc_curve(labels, probas, drop_intermediate=False)
-    assert found / labels.sum() == pytest.approx(true[1:])
-    assert (chosen - found) / (60 - labels.sum()) == pytest.approx(false[1:])
+    # The last point of scikit-learn's curve has no predictions.
+    assert true_positives / selected == pytest.approx(precision[-2::-1])
+    assert true_positives / labels.sum() == pytest.approx(recall[-2::-1])
+    false_rate, true_rate, _ = sklearn.roc_curve(labels, probas, drop_intermediate=False)
+    assert true_positives / labels.sum() == pytest.approx(true_rate[1:])
+    assert (selected - true_positives) / (60 - labels.sum()) == pytest.approx(false_rate[1:])
 
 
 @pytest.mark.parametrize(("right", "rows"), [(16, 30), (0, 7), (7, 7), (1, 1), (850, 1000)])
-def test_the_interval_of_the_accuracy_is_wilsons_as_in_scipy(right: int, rows: int) -> None:
+def test_accuracy_interval_agrees_with_scipy(right: int, rows: int) -> None:
     accuracy = metrics.compute_metrics([1] * right + [0] * (rows - right), [0.9] * rows)["accuracy"]
     expected = scipy.binomtest(right, rows).proportion_ci(0.95, "wilson")
     assert (accuracy.low, accuracy.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -97,7 +98,7 @@ def auroc(labels: list[int], probas: list[float]) -> Any:
 
 
 def covariance(labels: list[int], *columns: list[float]) -> Any:
-    """Of the AUROCs of several predictions, as DeLong et al. define it, pair by pair."""
+    """Return the covariance of several predictions' AUROCs, pair by pair as in DeLong et al."""
     hateful, benign = (np.array(columns)[:, np.array(labels) == side] for side in (1, 0))
     pairs = np.heaviside(hateful[:, :, None] - benign[:, None, :], 0.5)
     s10, s01 = (np.atleast_2d(np.cov(pairs.mean(axis=axis))) for axis in (2, 1))
@@ -105,7 +106,7 @@ def covariance(labels: list[int], *columns: list[float]) -> Any:
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
-def test_aurocs_vary_and_differ_as_delong_defines_it(digits: int | None) -> None:
+def test_auroc_intervals_and_differences_follow_delong(digits: int | None) -> None:
     labels, probas = sample(150, digits=digits)
     others = np.clip(np.array(probas) + np.random.default_rng(9).normal(0, 0.5, 150), 0, 1)
     others = (others if digits is None else others.round(digits)).tolist()
@@ -141,20 +142,20 @@ def test_an_auroc_without_a_variance_has_no_interval(labels: list[int], probas: 
     [([0, 0, 0], {"auroc", "average_precision", "f1"}), ([1, 1, 1], {"auroc"})],
     ids=["benign", "hateful"],
 )
-def test_what_one_class_leaves_undefined_is_none(labels: list[int], undefined: set[str]) -> None:
+def test_metrics_undefined_for_one_class_are_none(labels: list[int], undefined: set[str]) -> None:
     scores = metrics.compute_metrics(labels, [0.1, 0.2, 0.3])
     assert {name for name in NAMES if scores[name].value is None} == undefined
     assert all(scores[name].low is None for name in undefined)
 
 
-def test_the_threshold_moves_accuracy_and_nothing_that_is_about_order() -> None:
+def test_threshold_changes_accuracy_but_not_auroc() -> None:
     labels, probas = sample(100)
     half, other = (metrics.compute_metrics(labels, probas, threshold=t) for t in (0.5, 0.7))
     assert half["accuracy"] != other["accuracy"]
     assert half["auroc"] == other["auroc"]
 
 
-def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
+def test_auroc_difference_of_equal_and_of_random_predictions() -> None:
     labels, probas = sample(300)
     noise = np.random.default_rng(5).random(300).tolist()
     itself = metrics.auroc_difference(labels, probas, probas)
@@ -169,7 +170,7 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
 
 
 def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> ScoredSplit:
-    """Predictions in no file."""
+    """Return predictions without a file."""
     memes = tuple(ScoredMeme(row, proba, 0) for row, proba in zip(rows, probas, strict=True))
     return ScoredSplit(
         Path("a.csv"), "test", Path("test.jsonl"), "", memes, {"ensemble": kind}, Coverage("test", 1)
@@ -177,39 +178,39 @@ def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str 
 
 
 def scored(labels: Sequence[int | None]) -> dict[str, Any]:
-    """The scores of predictions that rise from row to row."""
+    """Return the record of predictions that rise from row to row."""
     rows = [AnnotationRow(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
-    found = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).score_record
-    assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
-    return found
+    record = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).score_record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record, "a NaN is no JSON"
+    return record
 
 
 def test_auroc_and_accuracy_have_intervals_around_them() -> None:
-    found = scored([n % 3 % 2 for n in range(10_000)])
-    assert (found["rows"], found["hateful"]) == (10_000, 3333)
-    assert set(found["intervals"]) == {"auroc", "accuracy"}
-    for name, (low, high) in found["intervals"].items():
-        assert low < found[name] < high
+    record = scored([n % 3 % 2 for n in range(10_000)])
+    assert (record["rows"], record["hateful"]) == (10_000, 3333)
+    assert set(record["intervals"]) == {"auroc", "accuracy"}
+    for name, (low, high) in record["intervals"].items():
+        assert low < record[name] < high
 
 
-def test_ranks_are_not_judged_as_probabilities() -> None:
+def test_ranks_have_no_brier_score_or_calibration_error() -> None:
     rows = [AnnotationRow(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
-    found, of_mean = (predicted(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
-    undefined = {name for name in saved_metrics.METRIC_TITLES if found[name].value is None}
+    of_rank, of_mean = (predicted(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
+    undefined = {name for name in saved_metrics.METRIC_TITLES if of_rank[name].value is None}
     assert undefined == {"brier", "calibration_error"}
-    assert found["auroc"] == of_mean["auroc"]
+    assert of_rank["auroc"] == of_mean["auroc"]
 
 
 @pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])
-def test_without_a_label_for_each_row_there_are_no_scores(labels: list[int | None]) -> None:
-    found = scored(labels)
-    assert found["rows"] == len(labels)
-    assert found["hateful"] is None and found["intervals"] == {}
-    assert all(found[name] is None for name in saved_metrics.METRIC_TITLES)
+def test_partially_labelled_rows_have_no_scores(labels: list[int | None]) -> None:
+    record = scored(labels)
+    assert record["rows"] == len(labels)
+    assert record["hateful"] is None and record["intervals"] == {}
+    assert all(record[name] is None for name in saved_metrics.METRIC_TITLES)
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff"])
-def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: bytes | None) -> None:
+def test_unreadable_metrics_record_is_empty(tmp_path: Path, content: bytes | None) -> None:
     csv = tmp_path / "predictions.csv"
     if content is not None:
         saved_metrics.metrics_path(csv).write_bytes(content)

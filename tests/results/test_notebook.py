@@ -1,4 +1,4 @@
-"""What a notebook asks of a run: its page in a cell, and its events as a table."""
+"""The display of a run in a notebook: its page in a cell, and its events as a table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ pytestmark = requires_package("pandas")
 
 @pytest.fixture
 def world(tmp_path: Path) -> ReportWorld:
-    """A save folder, and data that nobody has converted."""
+    """Return a save folder, and data that has not been converted."""
     return ReportWorld(tmp_path / "data", tmp_path / "сохранено")
 
 
 def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: ReportWorld) -> None:
     run = world.add_run()
     assert find_run(save_dir=world.save) == find_run("mmbt_grid", str(world.save)) == run
-    told = run._repr_html_()
-    assert "<iframe" not in told
-    (command,) = re.findall("<code>mmfw (.*)</code>", told)
+    text = run._repr_html_()
+    assert "<iframe" not in text
+    (command,) = re.findall("<code>mmfw (.*)</code>", text)
     assert main(split_command(html.unescape(command))) == 0
     [page] = run.reports.glob("*.html")
     shown = re.search('srcdoc="([^"]*)"', run._repr_html_())

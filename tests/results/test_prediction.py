@@ -1,4 +1,4 @@
-"""What a prediction reads and writes, with a stand-in for the model."""
+"""Files read and written by a prediction; a function replaces the model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ VALIDATION = "dev_unseen"
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> ReportWorld:
-    """A world with a validation split that has the memes of the other one."""
+def world_with_validation(tmp_path: Path) -> ReportWorld:
+    """Return a world whose validation split has the same memes as its other split."""
     world = report_world.make(tmp_path, draw_images=False)
     world.dataset.annotation_file(VALIDATION).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return world
@@ -39,7 +39,7 @@ def checkpoint(world: ReportWorld) -> RunCheckpoint:
     return RunCheckpoint(run, best)
 
 
-def by(
+def predict_by_label(
     *_: Any, target: PredictionTarget, begin: Callable[[], object], **__: Any
 ) -> tuple[list[float], dict[str, Any]]:
     """Predict 0.6 for benign memes and 0.8 for hateful ones."""
@@ -47,8 +47,8 @@ def by(
     return [0.8 if row.label else 0.6 for row in target.rows], {"mmf": "1.0.0rc12"}
 
 
-def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_labels(
-    small: ReportWorld, monkeypatch: pytest.MonkeyPatch
+def test_each_split_is_read_once_and_each_submission_written_once(
+    world_with_validation: ReportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     written: list[str] = []
@@ -64,9 +64,11 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
 
     monkeypatch.setattr(annotations, "read_text_and_sha256", read_text)
     monkeypatch.setattr(evaluation, "write_predictions", write)
-    member = checkpoint(small)
-    options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=by)
-    results = list(evaluation.predict_and_score([member], small.save, options, RunDisplay))
+    member = checkpoint(world_with_validation)
+    options = PredictionOptions(
+        split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=predict_by_label
+    )
+    results = list(evaluation.predict_and_score([member], world_with_validation.save, options, RunDisplay))
     assert sorted(read) == sorted([SPLIT, VALIDATION])
     assert written == [result.scored.csv.name for result in results]
     assert [result.record["accuracy"] for result in results] == [1.0, 1.0]
@@ -76,17 +78,22 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
     assert not list(member.run.reports.glob("*.reserved"))
 
 
-def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: ReportWorld) -> None:
-    member = checkpoint(small)
+def test_checkpoint_replaced_during_prediction_leaves_no_predictions(
+    world_with_validation: ReportWorld,
+) -> None:
+    member = checkpoint(world_with_validation)
 
     def replacing(*arguments: Any, **named: Any) -> tuple[list[float], dict[str, Any]]:
         member.checkpoint.write_bytes(b"others")
-        return by(*arguments, **named)
+        return predict_by_label(*arguments, **named)
 
     with pytest.raises(CheckpointError, match=r"best\.ckpt: replaced while in use"):
         list(
             evaluation.predict_and_score(
-                [member], small.save, PredictionOptions(split=[SPLIT], predict_function=replacing), RunDisplay
+                [member],
+                world_with_validation.save,
+                PredictionOptions(split=[SPLIT], predict_function=replacing),
+                RunDisplay,
             )
         )
     assert not list(member.run.reports.iterdir())

@@ -1,4 +1,4 @@
-"""Ensembles of probabilities, and the threshold that turns them into labels."""
+"""Ensembles of probabilities, and thresholds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_members_are_blended(kind: str, members: list[list[float]], blended: lis
     assert blend(kind, members) == pytest.approx(blended)
 
 
-def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
+def test_ranks_go_from_0_to_1_and_ties_share_a_rank() -> None:
     assert ranks([0.3, 0.1, 0.9]) == [0.5, 0, 1]
     assert ranks([0.5, 0.1, 0.5, 0.5, 0.9]) == [0.5, 0, 0.5, 0.5, 1]
     assert ranks([0.4, 0.4]) == [0.5, 0.5]
@@ -35,7 +35,7 @@ def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
 
 
 @pytest.mark.parametrize("kind", BLEND_METHODS)
-def test_no_kind_changes_the_order_of_a_single_member(kind: str) -> None:
+def test_blending_a_single_member_keeps_its_order(kind: str) -> None:
     member = [0.7, 0.1, 0.5, 0.9, 0.11]
     blended = blend(kind, [member])
     assert sorted(range(5), key=blended.__getitem__) == sorted(range(5), key=member.__getitem__)
@@ -47,11 +47,11 @@ def test_members_of_different_lengths_are_refused() -> None:
         blend("mean", [[0.1], [0.1, 0.2]])
 
 
-def right(labels: list[int], probas: list[float], threshold: float) -> int:
+def count_correct(labels: list[int], probas: list[float], threshold: float) -> int:
     return sum(apply_threshold(p, threshold) == truth for p, truth in zip(probas, labels, strict=True))
 
 
-def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
+def test_probability_equal_to_threshold_is_benign() -> None:
     assert [apply_threshold(p, 0.5) for p in (0.49, 0.5, 0.51)] == [0, 0, 1]
 
 
@@ -65,22 +65,22 @@ def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
     ],
     ids=["between the classes", "nothing is better than one half", "hateful alone", "benign alone"],
 )
-def test_the_best_threshold(labels: list[int], probas: list[float], threshold: float) -> None:
+def test_best_accuracy_threshold(labels: list[int], probas: list[float], threshold: float) -> None:
     assert best_accuracy_threshold(labels, probas) == threshold
 
 
-def test_neighbours_without_a_number_between_them_are_told_apart() -> None:
+def test_threshold_separates_adjacent_floats() -> None:
     low, high = 0.7, 0.7000000000000001
-    assert right([0, 1], [low, high], best_accuracy_threshold([0, 1], [low, high])) == 2
+    assert count_correct([0, 1], [low, high], best_accuracy_threshold([0, 1], [low, high])) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_threshold_does_better(seed: int) -> None:
+def test_no_other_threshold_has_higher_accuracy(seed: int) -> None:
     random = Random(seed)
     values = [0.0, 0.2, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0]
     probas = [random.choice(values) for _ in range(9)]
     labels = [random.randint(0, 1) for _ in probas]
     every = sorted({0.0, 1.0, *values, *((a + b) / 2 for a, b in product(values, values))})
-    assert right(labels, probas, best_accuracy_threshold(labels, probas)) == max(
-        right(labels, probas, t) for t in every
+    assert count_correct(labels, probas, best_accuracy_threshold(labels, probas)) == max(
+        count_correct(labels, probas, t) for t in every
     )

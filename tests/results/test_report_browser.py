@@ -1,4 +1,4 @@
-"""The pages in a real Chromium."""
+"""Report pages in a real Chromium."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of a run, of two runs and of a sweep, in a folder named in three scripts."""
+    """Write pages of a run, of two runs and of a sweep in a folder whose name mixes three scripts."""
     world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
     path = world.dataset.annotation_file(report_world.SPLIT)
     evil = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
     path.write_text(evil, encoding="utf-8")
-    names = ("mmbt_grid", "a_rather_long_name_of_a_run_that_somebody_chose")
-    runs = [world.add_predicted_run(name, skill=-0.5) for name in names]  # wrong about most, to show mistakes
+    names = ("mmbt_grid", "a_rather_long_name_of_a_run_chosen_by_the_user")
+    runs = [world.add_predicted_run(name, skill=-0.5) for name in names]  # mostly wrong, to show mistakes
     tasks, settings = report_world.make_sweep_runs(world, 12, predicted_count=2)
     return {
         "run": pages.write_run_page(runs[0]),
@@ -49,36 +49,36 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all tests."""
+    """Yield a browser for all tests."""
     with launch_browser() as running:
         yield running
 
 
 @pytest.fixture
 def page(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
-    """Opens one of the files; afterwards nothing was said on the console and nothing was asked for."""
+    """Yield a function that opens a page; afterwards, check that it logged and requested nothing."""
     context = browser.new_context()
-    said: list[str] = []
-    asked: list[str] = []
+    messages: list[str] = []
+    urls: list[str] = []
 
-    def opened(name: str = "run", *, width: int = 1200, scheme: str = "light") -> Any:
+    def open_page(name: str = "run", *, width: int = 1200, scheme: str = "light") -> Any:
         shown = context.new_page()
         shown.set_viewport_size({"width": width, "height": 800})
         shown.emulate_media(color_scheme=scheme)
-        shown.on("console", lambda message: said.append(message.text))
-        shown.on("pageerror", lambda error: said.append(str(error)))
-        shown.on("request", lambda request: asked.append(request.url))
+        shown.on("console", lambda message: messages.append(message.text))
+        shown.on("pageerror", lambda error: messages.append(str(error)))
+        shown.on("request", lambda request: urls.append(request.url))
         shown.goto(files[name].as_uri())
         return shown
 
-    yield opened
+    yield open_page
     context.close()
-    assert said == []
-    outside = [url for url in asked if not url.startswith("data:")]
+    assert messages == []
+    outside = [url for url in urls if not url.startswith("data:")]
     assert set(outside) <= {file.as_uri() for file in files.values()}
 
 
-def test_every_plot_is_there_and_drawn(page: Open) -> None:
+def test_every_plot_is_drawn(page: Open) -> None:
     shown = page()
     for name in PLOTS:
         drawing = shown.locator(f"#{name} svg")
@@ -90,7 +90,7 @@ def test_every_plot_is_there_and_drawn(page: Open) -> None:
     assert shown.locator("#confusion td b").count() == 4
 
 
-def test_ids_are_unique_and_references_meet_something(page: Open) -> None:
+def test_ids_are_unique_and_references_resolve(page: Open) -> None:
     shown = page()
     ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
@@ -130,7 +130,7 @@ def test_pictures_are_reached_and_shown_by_keyboard(page: Open, key: str) -> Non
     assert not blurred(focused)
 
 
-def test_one_button_shows_and_blurs_them_all(page: Open) -> None:
+def test_one_button_shows_and_blurs_all_pictures(page: Open) -> None:
     shown = page()
     every = shown.locator("button.all")
     every.click()
@@ -165,7 +165,7 @@ def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
-def test_it_can_be_read_without_seeing_it(page: Open, name: str) -> None:
+def test_page_is_accessible_to_screen_readers(page: Open, name: str) -> None:
     shown = page(name)
     assert shown.evaluate("document.documentElement.lang") == "en"
     assert shown.evaluate("[...document.images].filter(i => !i.alt).length") == 0
@@ -202,11 +202,11 @@ _CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
-def test_letters_stand_out_as_wcag_asks(page: Open, name: str, scheme: str) -> None:
+def test_text_contrast_meets_wcag(page: Open, name: str, scheme: str) -> None:
     assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
 
 
-def test_a_script_in_a_meme_is_a_text(page: Open) -> None:
+def test_script_in_a_meme_is_shown_as_text(page: Open) -> None:
     shown = page()
     assert "taken over" not in shown.title()
     assert shown.get_by_text("document.title =").count() > 0

@@ -201,7 +201,7 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: ReportWorld) -
     for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown)")):
         scored = load_scored_split(shown, SPLIT, world.dataset)
         assert told in visible_text(pages.write_run_page(run, scored=scored))
-    with pytest.raises(UsageError, match="by its best checkpoint"):
+    with pytest.raises(UsageError, match="by the best checkpoint"):
         pages.write_comparison_page([last, world.add_run("d")], world.save, split=SPLIT)
 
 
@@ -220,9 +220,9 @@ def test_runs_without_predictions_are_compared_by_their_training(world: ReportWo
     runs = [world.add_run("a"), world.add_run("b"), world.add_run("c")]
     write_events(runs[2], attempt_events("1", 0, 0))
     page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
-    assert "compared by their training alone" in page
+    assert "only their training is compared" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
-    assert page.count("2 of 3 runs over their updates") == 4, "of two plots, and as their text alternative"
+    assert page.count("2 of 3 runs, one line per run") == 4, "of two plots, and as their text alternative"
 
 
 @pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])
@@ -250,7 +250,7 @@ def test_the_command_compares_when_several_runs_are_named(
 
 def test_what_cannot_be_compared_is_an_error(world: ReportWorld) -> None:
     run, other = world.add_run("a"), world.add_run("b")
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="cannot be compared with itself"):
         pages.write_comparison_page([run, run], world.save)
     with pytest.raises(UsageError, match="dev_seen"):
         pages.write_comparison_page([run, other], world.save, split="dev_seen")
@@ -372,19 +372,19 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: Repor
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")
     runs[0].events.unlink()
     page = visible_text(pages.write_comparison_page(runs, world.save, settings=settings))
-    assert "Of 12 runs, these are the 8 with the best validation AUROC." in page
-    assert "Of the runs that predicted test_seen, only the 8 with the best validation AUROC" in page
-    assert "11 runs at 11 values" in page and "Left out, without a validation AUROC: 1 of 12 runs." in page
+    assert "Shown are the 8 of 12 runs with the best validation AUROC." in page
+    assert "Only the 8 runs with the best validation AUROC among those with predictions" in page
+    assert "11 runs at 11 values" in page and "Not shown, without a validation AUROC: 1 of 12 runs." in page
 
 
 def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: ReportWorld) -> None:
     runs, settings = make_sweep_runs(world, 9, predicted_count=9)
     page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
-    assert 'id="setting' not in page and "these are the" not in page
+    assert 'id="setting' not in page and "Shown are the" not in page
     assert page.count('data-name="Other"') == 9 * 8 / 2
     data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
     for run, validated in zip(runs[:2], (None, data), strict=True):
         write_events(run, attempt_events("1", 0, 120, val_data=validated))
         page = visible_text(pages.write_comparison_page(runs[:2], world.save, settings=settings))
-        assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
+        assert "2 runs at 2 values" in page and "Shown are the" not in page and "Only the" not in page
         assert ("The runs were validated on different rows" in page) == (validated is not None)

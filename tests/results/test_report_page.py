@@ -1,4 +1,4 @@
-"""The page of one run: what it shows, published numbers among them, and what is wrong with its sources."""
+"""The page of a run: its content, published scores, and problems of its source files."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ sklearn = LazyModule("sklearn.metrics")
 pytestmark = [pytest.mark.torch, requires_pages, requires_package("sklearn")]
 
 
-def made(world: ReportWorld, **chosen: Any) -> str:
-    page: Path = pages.write_run_page(world.add_predicted_run(), **chosen)
+def run_page(world: ReportWorld, **options: Any) -> str:
+    page: Path = pages.write_run_page(world.add_predicted_run(), **options)
     return page.read_text(encoding="utf-8")
 
 
-def test_it_says_what_the_numbers_depend_on(world: ReportWorld) -> None:
+def test_page_shows_the_origin_of_its_numbers(world: ReportWorld) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
     member = {"run": run.id, "checkpoint": "x/best.ckpt", "checkpoint_sha256": "ab" * 32}
-    told = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
-    write_json(csv.with_suffix(".metrics.json"), told)
+    record = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
+    write_json(csv.with_suffix(".metrics.json"), record)
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert hashlib.sha256(world.dataset.annotation_file(SPLIT).read_bytes()).hexdigest() in page
     assert "ab" * 32 in page
     for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
         assert fact in visible_text(page), fact
     assert "Threshold 0.375, best accuracy on dev_unseen" in visible_text(page)
-    assert "The broken line is the threshold, 0.375" in visible_text(page)
+    assert "The dashed line is the threshold, 0.375" in visible_text(page)
 
 
-def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(world: ReportWorld) -> None:
+def test_page_shows_the_requested_predictions_of_a_split(world: ReportWorld) -> None:
     run = world.add_run()
     older = world.add_predictions(run)
     newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
@@ -72,17 +72,17 @@ def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(
         assert meant.name in text and other.name not in text
 
 
-def ensemble(world: ReportWorld, kind: str, **told: Any) -> Path:
-    """Blended predictions with their record."""
+def ensemble(world: ReportWorld, kind: str, **record: Any) -> Path:
+    """Write blended predictions with their record."""
     csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_{kind}_{SPLIT}.csv"
     csv.parent.mkdir(parents=True)
     world.add_predictions(world.add_run()).rename(csv)
     facts = {"split": SPLIT, "annotations": str(world.dataset.annotation_file(SPLIT)), "threshold": 0.5}
-    write_json(csv.with_suffix(".metrics.json"), {**facts, "ensemble": kind, **told})
+    write_json(csv.with_suffix(".metrics.json"), {**facts, "ensemble": kind, **record})
     return csv
 
 
-def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: ReportWorld) -> None:
+def test_ensemble_page_lists_members_and_has_no_curves(world: ReportWorld) -> None:
     members = [
         {"run": f"{name}/x", "checkpoint": f"{name}/best.ckpt", "checkpoint_sha256": sha * 32}
         for name, sha in (("a", "ab"), ("b", "cd"))
@@ -100,26 +100,27 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Repo
     assert "Published" not in visible_text(page) and "No published baseline" not in page
 
 
-def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: ReportWorld) -> None:
+def test_page_of_blended_ranks_omits_calibration(world: ReportWorld) -> None:
     csv = ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
     page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert 'id="roc"' in page and "Average precision" in visible_text(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
     assert "PyTorch 2.13.0" in visible_text(page)
-    assert "probabilit" not in page.lower() and "got the higher rank" in visible_text(page)
+    assert "probabilit" not in page.lower() and "has the higher rank" in visible_text(page)
     world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
     page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert "Highest ranks" in page and "probabilit" not in page.lower()
 
 
-def test_intervals_name_their_method_and_why_there_is_none(world: ReportWorld) -> None:
+def test_page_names_the_methods_of_intervals_and_explains_missing_ones(world: ReportWorld) -> None:
     page = visible_text(pages.write_run_page(world.add_predicted_run(skill=5)))
     assert "Wilson" in page and "DeLong" in page
-    assert "AUROC 1.0000 what the challenge ranked by" in page and "such as one of 1, has none" in page
+    assert "AUROC 1.0000 the ranking metric of the challenge" in page
+    assert "such as an AUROC of 1, has no interval" in page
     assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
 
 
-def test_texts_of_megabytes_are_cut_with_their_length(world: ReportWorld) -> None:
+def test_long_texts_are_truncated_with_their_length(world: ReportWorld) -> None:
     texts = {n: f"{n} long " * 100_000 for n in range(1000, 1006)}
     world.write_annotations(
         [{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts]
@@ -129,17 +130,17 @@ def test_texts_of_megabytes_are_cut_with_their_length(world: ReportWorld) -> Non
     assert f"1000 long … ({10 * 100_000:,} characters)" in visible_text(page)
 
 
-def test_pillows_warnings_are_not_for_the_user(world: ReportWorld) -> None:
-    """Of a picture above its limit it warns, which is an error in tests, and then there would be no copy."""
+def test_pillow_warnings_are_suppressed(world: ReportWorld) -> None:
+    """Pillow warns about large pictures; a warning is an error in tests, so there would be no thumbnail."""
     from PIL import Image
 
     world.write_annotations([{"id": n, "img": f"img/{n}.jpg", "text": "a"} for n in (1, 2)])
     for n in (1, 2):
         Image.new("L", (10_000, 9_500), 100 * n).save(world.dataset.images / "img" / f"{n}.jpg")
-    assert "too large" not in made(world)
+    assert "too large" not in run_page(world)
 
 
-def test_nothing_of_a_meme_or_a_run_becomes_markup(world: ReportWorld) -> None:
+def test_text_of_memes_and_runs_is_escaped(world: ReportWorld) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2)'
     memes = [{"id": 1, "img": "img/01000.png", "label": 0}, {"id": 2, "img": '"><script>', "label": 1}]
     world.write_annotations([{**meme, "text": f"{evil}\u202e\x9b"} for meme in memes])
@@ -153,30 +154,30 @@ def test_nothing_of_a_meme_or_a_run_becomes_markup(world: ReportWorld) -> None:
     assert "&lt;script&gt;alert(&#34;1&#34;)" in page
 
 
-def test_without_images_there_are_none(world: ReportWorld) -> None:
-    page = made(world, images=False)
+def test_page_without_images(world: ReportWorld) -> None:
+    page = run_page(world, images=False)
     assert "<img" not in page
-    assert "images are left out" in page
+    assert "images are not included" in page
     assert "Same text" in page, "pairs that share their text need no picture"
     assert "Pictures were not compared" in page and "or the same picture" not in page
 
 
-def test_missing_and_broken_images_leave_their_place_and_are_counted(world: ReportWorld) -> None:
+def test_missing_and_damaged_images_are_marked_and_counted(world: ReportWorld) -> None:
     images = sorted((world.dataset.images / "img").iterdir())
     for image in images[::2]:
         image.unlink()
     for image in images[1::2]:
         image.write_bytes(b"broken")
-    page = made(world)
+    page = run_page(world)
     assert "Do not publish: contains licensed images and texts" in visible_text(page)
-    assert "The picture is missing, broken or too large" in page
-    assert re.search(r"\d+ of the pictures below are missing, broken or too large", page)
+    assert "The picture is missing, damaged or too large" in page
+    assert re.search(r"\d+ of the pictures below are missing, damaged or too large", page)
     assert "Show all pictures" not in page.split("<script>")[0], "there is none to show"
 
 
 def test_a_split_without_labels_gets_a_page_without_scores(world: ReportWorld) -> None:
     world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
-    page = made(world)
+    page = run_page(world)
     assert "has no labels" in page
     assert 'id="histogram"' in page and 'id="loss"' in page
     assert 'id="roc"' not in page and "Worst mistakes" not in page
@@ -185,7 +186,7 @@ def test_a_split_without_labels_gets_a_page_without_scores(world: ReportWorld) -
     assert len(probas) == 8 and probas == sorted(probas, reverse=True)
 
 
-def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: ReportWorld) -> None:
+def test_labelled_user_memes_have_a_gallery_and_mistakes(world: ReportWorld) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
     user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
@@ -199,7 +200,7 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label
     world.write_annotations(
         [{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)]
     )
-    page = made(world)
+    page = run_page(world)
     assert "labels of one class only, so the AUROC is undefined" in page
     assert re.search(r"rows of test_seen\s+<cite>", page), "words do not run together"
     assert 'id="roc"' not in page and 'id="histogram"' in page
@@ -207,30 +208,32 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label
 
 def test_a_run_without_predictions_gets_its_curves(world: ReportWorld) -> None:
     page = pages.write_run_page(world.add_run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
-    assert "Nothing has been predicted" in page
+    assert "This run has no predictions yet" in page
     assert 'id="loss"' in page and "Do not publish" not in page
-    assert "Seed 4000, drawn" in visible_text(page) and "Started from other/best.ckpt" in visible_text(page)
+    assert "Seed 4000, random" in visible_text(page) and "Started from other/best.ckpt" in visible_text(page)
 
 
-def test_published_weights_are_said_to_be_untrained(world: ReportWorld) -> None:
-    asked = {"published_weights": "mmbt.hateful_memes.images", "seed": None}
-    run = world.add_predicted_run("mmbt_grid-published", **asked)
+def test_page_of_published_weights_says_nothing_was_trained(world: ReportWorld) -> None:
+    request = {"published_weights": "mmbt.hateful_memes.images", "seed": None}
+    run = world.add_predicted_run("mmbt_grid-published", **request)
     run.events.unlink()
     run.outcome_file.unlink()
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
-    assert 'id="training-title"' not in page and "Training took" not in page
+    assert 'id="training-title"' not in page and "Training time" not in page
     assert "0.6792" in page, "the paper's number"
 
 
-def test_a_run_that_is_still_going_says_so(world: ReportWorld) -> None:
+def test_page_of_a_running_run_says_so(world: ReportWorld) -> None:
     run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
-        assert "still going; this page shows it up to update 120" in visible_text(pages.write_run_page(run))
+        assert "still in progress; this page covers it up to update 120" in visible_text(
+            pages.write_run_page(run)
+        )
 
 
-def test_a_torn_events_file_gives_what_is_whole(world: ReportWorld) -> None:
+def test_truncated_events_file_is_read_as_far_as_possible(world: ReportWorld) -> None:
     run = world.add_run()
     torn = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
     run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
@@ -244,16 +247,16 @@ def test_attempts_are_marked_and_explained(world: ReportWorld) -> None:
     write_events(run, [*attempt_events("1", 0, 60), *attempt_events("2", 30, 120, micro_batch=16)])
     AttemptOutcome("cuda_oom").save(run.attempt(1).outcome_file)
     page = visible_text(pages.write_run_page(run))
-    began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
-    assert f"{began}; batch 32, micro-batch 16." in page
+    started = "Attempt 2 started at update 30, after the GPU ran out of memory"
+    assert f"{started}; batch 32, micro-batch 16." in page
     assert "Batch 32, micro-batch 16" in page
 
 
-def test_two_thousand_memes_make_a_page_below_5_mb(world: ReportWorld) -> None:
+def test_page_of_two_thousand_memes_is_below_5_mb(world: ReportWorld) -> None:
     from PIL import Image
 
     noise = Random(0)
-    for n in range(4):  # nothing is larger than noise
+    for n in range(4):  # noise compresses worst
         image = Image.frombytes("RGB", (256, 256), noise.randbytes(3 * 256 * 256))
         image.save(world.dataset.images / "img" / f"{n}.png")
     texts = {n: f"{n // 2} " * 40 for n in range(2000)}
@@ -265,7 +268,7 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: ReportWorld) -> None:
     assert page.stat().st_size < 5_000_000
 
 
-def test_the_newest_predictions_are_shown_and_others_by_their_split(world: ReportWorld) -> None:
+def test_newest_predictions_are_shown_unless_a_split_is_given(world: ReportWorld) -> None:
     memes = [
         json.loads(line)
         for line in world.dataset.annotation_file(SPLIT).read_text(encoding="utf-8").splitlines()
@@ -281,7 +284,7 @@ def test_the_newest_predictions_are_shown_and_others_by_their_split(world: Repor
     assert "dev_seen" in str(caught.value.hint)
 
 
-def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: ReportWorld) -> None:
+def test_mismatched_predictions_are_an_error_and_keep_the_old_page(world: ReportWorld) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
     page = pages.write_run_page(run)
@@ -290,23 +293,25 @@ def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world:
     with pytest.raises(DataError, match="do not match the annotations"):
         pages.write_run_page(run)
     world.dataset.annotation_file(SPLIT).unlink()
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="file not found"):
         pages.write_run_page(run)
     assert page.read_bytes() == before
     assert [file.name for file in page.parent.iterdir() if file.suffix == ".part"] == []
 
 
 @pytest.mark.parametrize("rest", [",1.5,1", ",-0.1,0", ",0.5,2", ',"' + "1" * 200_000])
-def test_predictions_that_cannot_be_are_an_error(world: ReportWorld, rest: str) -> None:
+def test_invalid_predictions_are_an_error(world: ReportWorld, rest: str) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
     head, first, *others = csv.read_text(encoding="utf-8").splitlines()
     csv.write_text("\n".join([head, first.partition(",")[0] + rest, *others]), encoding="utf-8")
-    with pytest.raises(DataError, match=r"impossible numbers|not a prediction file"):
+    with pytest.raises(DataError, match=r"invalid numbers|not a prediction file"):
         pages.write_run_page(run)
 
 
-def test_the_command_says_where_the_page_is(world: ReportWorld, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_command_prints_the_path_of_the_page(
+    world: ReportWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = world.add_run()
     save = ["--save-dir", str(world.save)]
     assert main(["report", *save]) == 0
@@ -321,7 +326,7 @@ def test_the_command_says_where_the_page_is(world: ReportWorld, capsys: pytest.C
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are another matter on Windows")
-def test_the_page_takes_the_place_of_files_alone(
+def test_page_replaces_only_regular_files_and_link_targets(
     world: ReportWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.add_run()
@@ -337,7 +342,7 @@ def test_the_page_takes_the_place_of_files_alone(
     assert "<html" in real.read_text(encoding="utf-8")
 
 
-def test_it_shows_the_scores_beside_the_published_ones(world: ReportWorld) -> None:
+def test_page_compares_scores_with_published_ones(world: ReportWorld) -> None:
     world.write_annotations(
         [{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)]
     )
@@ -353,11 +358,11 @@ def test_it_shows_the_scores_beside_the_published_ones(world: ReportWorld) -> No
     assert "Not comparable" not in page
 
 
-def told_of(world: ReportWorld, split: str, **asked: Any) -> str:
-    """The page of a run that predicted the world's 32 memes as this split."""
+def page_of_split(world: ReportWorld, split: str, **request: Any) -> str:
+    """Return the page of a run that predicted the world's 32 memes as this split."""
     world.dataset.annotation_file(split).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return visible_text(
-        pages.write_run_page(world.add_predicted_run(split=split, **asked), split=split, images=False)
+        pages.write_run_page(world.add_predicted_run(split=split, **request), split=split, images=False)
     )
 
 
@@ -365,25 +370,25 @@ def told_of(world: ReportWorld, split: str, **asked: Any) -> str:
     ("split", "number"),
     [("dev_seen", "0.6857"), ("dev", "0.6857"), ("test_seen", "0.6792"), ("test", "0.6792")],
 )
-def test_a_published_number_names_its_split_and_is_not_compared_with_other_rows(
+def test_published_score_names_its_split_and_is_only_compared_on_the_same_rows(
     world: ReportWorld, split: str, number: str
 ) -> None:
-    page = told_of(world, split)
+    page = page_of_split(world, split)
     rows = {"0.6857": "500", "0.6792": "1,000"}[number]
     assert re.search(rf"Published {number}( ± \S+)? on the {rows} rows of {split}\b", page)
-    assert "Not comparable: here it is 32 rows" in page
+    assert "Not comparable: this score covers 32 rows" in page
     assert not re.search(r"rows of \w+ [+−]0", page), "a difference is shown"
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine"])
-def test_no_published_number_stands_beside_another_split(world: ReportWorld, split: str) -> None:
-    page = told_of(world, split, splits={"train": "train", "val": split, "test": split})
+def test_other_splits_have_no_published_score(world: ReportWorld, split: str) -> None:
+    page = page_of_split(world, split, splits={"train": "train", "val": split, "test": split})
     assert f"The paper reports dev_seen and test_seen, not {split}." in page
     for number in ("0.6857", "0.6792", "0.5820", "0.6006"):
         assert number not in page
 
 
-def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: ReportWorld) -> None:
+def test_page_reports_excluded_rows_of_scores_and_training(world: ReportWorld) -> None:
     record_excluded_memes(world, 8)
     run = world.add_predicted_run()
     data = {"split": "train", "rows": 8400, "full_rows": 8500}
@@ -392,13 +397,13 @@ def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: 
     page = visible_text(pages.write_run_page(run))
     assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page
     assert f"Split {SPLIT}, 32 of 40 memes" in page
-    assert "Not comparable: here it is 32 of 40 rows" in page
+    assert "Not comparable: this score covers 32 of 40 rows" in page
     assert "Trained on 8,400 of 8,500 rows of train" in page
     assert "Validated on 433 of 540 rows of dev_unseen" in page
     assert "at update 120, on 433 of 540 rows of dev_unseen" in page
 
 
-def test_of_a_whole_split_nothing_is_said_to_be_left_out(world: ReportWorld) -> None:
+def test_page_of_a_complete_split_reports_no_excluded_rows(world: ReportWorld) -> None:
     record_excluded_memes(world, 0)
-    page = visible_text(made(world))
+    page = visible_text(run_page(world))
     assert f"Split {SPLIT}, 32 memes" in page and "These predictions cover" not in page

@@ -1,4 +1,4 @@
-"""Small copies of pictures, and pictures that are the same under other captions."""
+"""Thumbnails, and pictures that are the same under different captions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ pytestmark = [pytest.mark.torch, requires_package("PIL", "numpy")]
 
 
 def scene(random: Random, width: int, height: int) -> Any:
-    """A picture of large random patches."""
+    """Return a picture of large random patches."""
     return Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((width, height))
 
 
-def saved(folder: Path, images: dict[int, Any]) -> dict[int, Path]:
-    """Files of the images, given as Pillow has them or in bytes."""
+def save_images(folder: Path, images: dict[int, Any]) -> dict[int, Path]:
+    """Write the images, given as Pillow images or bytes, to files."""
     files = {id_: folder / f"{id_}.png" for id_ in images}
     for id_, image in images.items():
         files[id_].write_bytes(image) if isinstance(image, bytes) else image.save(files[id_])
     return files
 
 
-def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
+def test_thumbnail_keeps_the_aspect_ratio(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((1000, 500), 80).save(path)
     small = pictures.thumbnail(path)
@@ -47,7 +47,7 @@ def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
-def test_every_kind_of_picture_can_be_shown(tmp_path: Path, mode: str) -> None:
+def test_every_image_mode_has_a_thumbnail(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.new(mode, (300, 300)).save(path)
     assert pictures.thumbnail(path) is not None
@@ -56,10 +56,10 @@ def test_every_kind_of_picture_can_be_shown(tmp_path: Path, mode: str) -> None:
 def without_its_palette() -> bytes:
     buffer = io.BytesIO()
     Image.effect_noise((40, 30), 80).quantize(16).save(buffer, "PNG", transparency=1)
-    whole = buffer.getvalue()
-    start = whole.index(b"PLTE") - 4
-    length = 12 + int.from_bytes(whole[start : start + 4], "big")
-    return whole[:start] + whole[start + length :]
+    content = buffer.getvalue()
+    start = content.index(b"PLTE") - 4
+    length = 12 + int.from_bytes(content[start : start + 4], "big")
+    return content[:start] + content[start + length :]
 
 
 def with_a_broken_colour_profile() -> bytes:
@@ -79,7 +79,9 @@ BROKEN: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("content", [None, *BROKEN.values()], ids=["missing", *BROKEN])
-def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: Callable[[], bytes] | None) -> None:
+def test_missing_or_damaged_picture_has_no_thumbnail(
+    tmp_path: Path, content: Callable[[], bytes] | None
+) -> None:
     path = tmp_path / "a.png"
     if content is not None:
         path.write_bytes(content())
@@ -102,7 +104,7 @@ print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows counts memory otherwise")
 def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> None:
-    """A JPEG is made smaller while it is decoded; no other format can be."""
+    """A JPEG can be scaled down while it is decoded; other formats cannot."""
     png, jpeg = tmp_path / "a.png", tmp_path / "a.jpg"
     large = Image.new("L", (10_000, 9_500), 200)
     for left in range(0, 10_000, 1_000):
@@ -111,12 +113,12 @@ def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> 
         large.save(path)
     command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(png), str(jpeg)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8")
-    *found, kibibytes = done.stdout.split()
-    assert "".join(found) == "[False,True][-2,1]", done.stderr
+    *results, kibibytes = done.stdout.split()
+    assert "".join(results) == "[False,True][-2,1]", done.stderr
     assert int(kibibytes) < 60_000, "95 megabytes decoded, and four times that in colour"
 
 
-def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
+def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
     random = Random(3)
     images = {}
     for n in range(40):
@@ -125,10 +127,10 @@ def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_pat
             images[10 * n + caption] = draw_meme(
                 picture, f"caption {caption} that is long enough for two lines"
             )
-    found = pictures.group_similar_pictures(saved(tmp_path, images))
-    assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
-    assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
-    assert len(found) >= 60, "most of the 80 are found; plain ones are left out"
+    groups = pictures.group_similar_pictures(save_images(tmp_path, images))
+    assert {id_ - id_ % 10 for id_ in groups} == {group - group % 10 for group in groups.values()}
+    assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "nothing else looks alike"
+    assert len(groups) >= 60, "most of the 80 are found; plain ones are left out"
 
 
 def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
@@ -138,30 +140,30 @@ def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
         for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
             images[10 * n + version] = image.copy()
             images[10 * n + version].paste("black", (0, 0, 400, caption))
-    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
+    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {
+        id_: id_ - id_ % 10 for id_ in images
+    }
 
 
-def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Path) -> None:
+def test_pictures_sharing_only_the_upper_part_are_not_grouped(tmp_path: Path) -> None:
     random = Random(6)
     upper, images = scene(random, 400, 140), {id_: scene(random, 400, 300) for id_ in range(4)}
     for image in images.values():
         image.paste(upper, (0, 0))
-    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {}
+    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {}
 
 
-def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
+def test_similarity_of_pictures_is_transitive(tmp_path: Path) -> None:
     images = {}
     for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter differs, or a half
         images[id_] = scene(Random(7), 400, 320)
         images[id_].paste("black", (left, 0, right, 320))
-    files = saved(tmp_path, images)
+    files = save_images(tmp_path, images)
     assert pictures.group_similar_pictures({1: files[1], 2: files[2]}) == {}
     assert pictures.group_similar_pictures(files) == {1: 1, 2: 1, 3: 1}
 
 
-def test_pairs_need_no_attribute_that_pillow_may_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grouping_sets_no_attributes_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def set_by_pillow_alone(image: Any, name: str, value: object) -> None:
         if not sys._getframe(1).f_globals["__name__"].startswith("PIL."):
             raise AttributeError(name)
@@ -169,9 +171,9 @@ def test_pairs_need_no_attribute_that_pillow_may_change(
 
     monkeypatch.setattr(Image.Image, "__setattr__", set_by_pillow_alone)
     images = {n: draw_meme(Picture(True, 240, 200, 1), f"caption {n}") for n in (1, 2)}
-    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {1: 1, 2: 1}
+    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {1: 1, 2: 1}
 
 
-def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
+def test_plain_backgrounds_are_not_grouped(tmp_path: Path) -> None:
     images = {n: Image.new("RGB", (200, 200), "white") for n in (1, 2)}
-    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {}
+    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {}

@@ -1,4 +1,4 @@
-"""What a page is made from: curves of the training, and memes that share a text or a picture but no label."""
+"""Content of a page: curves of a training, and confounder pairs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_curve_is_read() -> None:
     assert read_curves([], NO_OUTCOMES).series("train/loss") == [], "before training began"
 
 
-def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
+def test_samples_repeated_by_a_later_attempt_are_superseded() -> None:
     curves = read_curves(
         [*attempt_events("1", 0, 60), *attempt_events("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get
     )
@@ -38,26 +38,26 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
     assert "memory" in second.resume_reason
 
 
-def test_an_attempt_without_an_end_was_killed() -> None:
+def test_attempt_without_outcome_was_killed() -> None:
     curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].resume_reason == "after it was killed"
 
 
-def test_an_attempt_that_was_killed_before_it_trained_does_not_hide_how_the_training_had_ended() -> None:
+def test_attempt_killed_before_training_does_not_hide_the_previous_outcome() -> None:
     killed = attempt_events("2", 60, 60)[:1]
     curves = read_curves(
         [*attempt_events("1", 0, 60), *killed, *attempt_events("3", 60, 120)], {"1": "nan"}.get
     )
-    assert curves.attempts[1].resume_reason == "after the loss had become NaN"
+    assert curves.attempts[1].resume_reason == "after the loss became NaN"
 
 
-def test_the_outcome_of_an_attempt_is_found_though_a_full_disk_took_the_event_of_the_next_start() -> None:
+def test_outcome_is_found_if_the_next_start_event_is_missing() -> None:
     curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)[1:]], {"1": "disk"}.get)
-    assert curves.attempts[1].resume_reason.startswith("after the disk had filled up")
+    assert curves.attempts[1].resume_reason.startswith("after the disk was full")
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
-def test_events_of_earlier_versions_tell_the_outcome_of_attempts_whose_folders_are_gone(name: str) -> None:
+def test_outcome_of_a_removed_attempt_is_read_from_older_events(name: str) -> None:
     ended = {"t": 1_001_900.0, "kind": "run_ended", "attempt": "1", "outcome": "interrupted"}
     curves = read_curves([*attempt_events("1", 0, 60), ended, *attempt_events(name, 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].resume_reason == "after an interruption"
@@ -69,7 +69,7 @@ def test_pauses_between_attempts_take_no_time() -> None:
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
-def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
+def test_final_validation_is_not_part_of_the_curve() -> None:
     events = attempt_events("1", 0, 60)
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
     curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}], NO_OUTCOMES)
@@ -92,31 +92,31 @@ def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
     return ScoredMeme(AnnotationRow(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
 
 
-def test_same_text_and_other_label_make_a_pair() -> None:
+def test_same_text_with_different_labels_is_a_pair() -> None:
     memes = [meme(1, "Love  you", 1, 0.2), meme(2, "love you", 0, 0.6), meme(3, "love you", 1, 0.9)]
-    found = [
+    pairs = [
         (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2))
         for p in find_confounder_pairs(memes, {})
     ]
-    assert found == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the most wrong one first"
+    assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the most wrong one first"
 
 
-def test_same_picture_and_other_label_make_a_pair() -> None:
+def test_same_picture_with_different_labels_is_a_pair() -> None:
     memes = [meme(1, "a", 1, 0.2), meme(2, "b", 0, 0.6), meme(3, "c", 1, 0.9)]
     [pair] = find_confounder_pairs(memes, {1: 1, 2: 1})
     assert (pair.hateful.row.id, pair.benign.row.id, pair.shared) == (1, 2, "picture")
 
 
-def test_what_many_memes_have_in_common_makes_no_pairs() -> None:
+def test_text_shared_by_many_memes_makes_no_pairs() -> None:
     memes = [meme(n, "when you", n % 2, 0.5) for n in range(10_000)]
     assert find_confounder_pairs(memes, {m.row.id: 1 for m in memes}) == []
 
 
-def test_memes_without_text_do_not_share_it() -> None:
+def test_empty_texts_make_no_pairs() -> None:
     assert find_confounder_pairs([meme(1, " ", 1, 0.2), meme(2, "", 0, 0.6)], {}) == []
 
 
-def test_the_worst_mistakes_are_the_surest_ones() -> None:
+def test_worst_errors_are_the_most_confident_ones() -> None:
     memes = [meme(1, "", 0, 0.6), meme(2, "", 0, 0.9), meme(3, "", 0, 0.1), meme(4, "", 1, 0.2)]
     assert [m.row.id for m in worst_errors(memes, 0, 10)] == [2, 1]
     assert [m.row.id for m in worst_errors(memes, 0, 1)] == [2]

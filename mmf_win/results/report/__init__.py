@@ -1,5 +1,5 @@
-"""Pages about runs: each one file of HTML that opens from disk, without a network.
+"""Report pages of runs: each is a single HTML file that works offline.
 
-``pages`` gathers what the page of a run shows, and ``comparison`` what that of several does. Both read what
-a run left on disk (``curves``, ``scored``) and draw it (``plots``, ``pictures``).
+``pages`` gathers the content of a run's page and ``comparison`` that of a page about several runs. Both read
+the files of the runs (``curves``, ``scored_split``) and draw them (``plots``, ``pictures``).
 """

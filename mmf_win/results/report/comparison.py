@@ -1,4 +1,4 @@
-"""The page that compares several runs."""
+"""Content of the page that compares several runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord
 
-_MAX_SHOWN_RUNS = len(plots.SERIES_ROLES)  # of how many runs of a sweep the curves and differences are shown
+_MAX_SHOWN_RUNS = len(plots.SERIES_ROLES)  # runs of a sweep with curves and differences
 _MAX_NAME_CHARS = 120  # characters of a group's name
 
-# The seed, what is told otherwise, and what changes how something is done, and not the result.
+# The seed, keys that the page shows separately, and keys that do not affect the result.
 _IRRELEVANT_KEYS = re.compile(
     r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|training\.max_(updates|epochs)"
     r"|mmfw\.(updates|epochs|keep|auto_batch)|settings|offline|preset_file",
@@ -36,15 +36,20 @@ _IRRELEVANT_KEYS = re.compile(
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs.
+    """One of the compared runs.
 
     Attributes:
-        known: what its files say.
-        preset: what it was trained by, or what its published weights are of.
-        configuration: what its result depends on beside the seed, by key; see :func:`_result_config`.
-        best, best_on: its best validation AUROC, and what that was measured on, where there is one.
-        scored, rows: its predictions of the split that is compared, and of how many rows, where it has some.
-        auroc, accuracy: of these predictions, where all of them have labels.
+        run_record: Content of the run's files.
+        curves: Training curves.
+        preset: Preset of the training, or of the published weights.
+        configuration: Everything except the seed that the result depends on, by key; see
+            :func:`_result_config`.
+        best_auroc: Best validation AUROC, if any.
+        validation_rows: Rows on which it was measured.
+        scored: Predictions of the compared split, if any.
+        rows: Number of predicted rows, if any.
+        auroc: AUROC of these predictions, if all rows have labels.
+        accuracy: Accuracy of these predictions, if all rows have labels.
     """
 
     run_record: RunRecord
@@ -61,21 +66,23 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that were trained to their end with configurations that differ in the seed alone, or one run.
+    """Runs that finished training and whose configurations differ only in the seed, or a single run.
 
-    The name is their preset, and what tells them from other groups of it.
+    Attributes:
+        name: Preset, and the settings that distinguish the group from other groups of the preset.
+        entries: Runs of the group.
     """
 
     name: str
     entries: Sequence[ComparedRun]
 
     def shared_value(self, attribute: str) -> str | None:
-        """``validation_rows`` or ``rows``, where it is known and the same for all of the runs."""
+        """Return ``validation_rows`` or ``rows`` if all runs with a known value share it."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
         return "different rows" if len(values) > 1 else next(iter(values), None)
 
     def is_comparable(self, paper: PublishedScore) -> bool:
-        """Whether all of the runs predicted as many rows as the paper did."""
+        """Return whether all runs predicted as many rows as the paper did."""
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
 
@@ -84,45 +91,49 @@ def comparison_context(
     split: str | None,
     settings: Mapping[Run, Mapping[str, object]],
 ) -> dict[str, Any]:
-    """What the page shows.
+    """Return the template variables of the page.
 
     Args:
-        runs: each with its predictions of ``split`` by its best checkpoint.
-        split: what the runs are compared on; None where none of them has predicted anything.
-        settings: the parameters in which runs of a sweep differ. With them, curves and differences are those
-            of the eight best runs alone, since a sweep may have hundreds.
+        runs: Each run with the predictions of ``split`` by its best checkpoint.
+        split: Split on which the runs are compared; ``None`` if no run has predictions.
+        settings: Parameters in which the runs of a sweep differ. If given, curves and differences are limited
+            to the eight best runs, because a sweep may have hundreds.
 
-    Raises DataError where a run's configuration, or how it ended, cannot be read.
+    Raises:
+        DataError: A run's configuration or outcome cannot be read.
     """
-    entries = [build_compared_run(known, scored) for known, scored in runs]
+    entries = [build_compared_run(run_record, scored) for run_record, scored in runs]
     groups = group_runs(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
-    shown, contrasted = (
+    shown, compared = (
         (select_best_runs(entries), select_best_runs(predicted)) if settings else (entries, predicted)
     )
     group_of = {entry.run_record.run: group.name for group in groups for entry in group.entries}
-    apart = dict.fromkeys(group_of[entry.run_record.run] for entry in shown)
-    if len(apart) == 1:
-        apart = dict.fromkeys(entry.run_record.summary.id for entry in shown)
-    colours = dict(zip(apart, cycle(plots.SERIES_ROLES)))  # of the groups, or of the runs of the only one
+    colour_names = dict.fromkeys(group_of[entry.run_record.run] for entry in shown)
+    if len(colour_names) == 1:
+        colour_names = dict.fromkeys(entry.run_record.summary.id for entry in shown)
+    # By group, or by run if there is only one group.
+    colours = dict(zip(colour_names, cycle(plots.SERIES_ROLES)))
     roles = [colours.get(e.run_record.summary.id) or colours[group_of[e.run_record.run]] for e in shown]
-    numbers = {group.name: group.entries[0].run_record.request.published for group in groups}
+    published = {group.name: group.entries[0].run_record.request.published for group in groups}
     varied = [(settings[e.run_record.run], e.best_auroc) for e in entries if e.run_record.run in settings]
-    papers = {name: split and find_published_score(of, split, "auroc") for name, of in numbers.items()}
+    papers = {
+        name: split and find_published_score(scores, split, "auroc") for name, scores in published.items()
+    }
     return {
         "groups": groups,
         "entries": entries,
         "split": split,
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
-        "why_none": missing_score_reason(split)
+        "missing_reason": missing_score_reason(split)
         if split and any(e.run_record.request.published for e in entries)
         else None,
-        "contrasts": compare_aurocs(contrasted),
+        "contrasts": compare_aurocs(compared),
         "best": _MAX_SHOWN_RUNS,
-        "all_predicted": len(contrasted) == len(predicted),
+        "all_predicted": len(compared) == len(predicted),
         "all_shown": len(shown) == len(entries),
-        "all_validated_alike": len({entry.validation_rows for entry in entries} - {None}) < 2,
+        "same_validation_rows": len({entry.validation_rows for entry in entries} - {None}) < 2,
         "settings": plots.draw_scores_by_setting(varied),
         "plots": plots.draw_overlaid_curves([*zip((entry.curves for entry in shown), roles, strict=True)]),
         "colours": colours,
@@ -130,20 +141,23 @@ def comparison_context(
 
 
 def select_best_runs(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Those with the best validation AUROC, in their order; a test set is not for choosing."""
+    """Return the runs with the best validation AUROC in their given order.
+
+    The runs are not selected by their test scores: a test set must not be used for selection.
+    """
     ranked = sorted(
         entries, key=lambda entry: -1.0 if entry.best_auroc is None else entry.best_auroc, reverse=True
     )
-    chosen = {entry.run_record.run for entry in ranked[:_MAX_SHOWN_RUNS]}
-    return [entry for entry in entries if entry.run_record.run in chosen]
+    best_runs = {entry.run_record.run for entry in ranked[:_MAX_SHOWN_RUNS]}
+    return [entry for entry in entries if entry.run_record.run in best_runs]
 
 
 def group_runs(entries: Sequence[ComparedRun]) -> list[SeedGroup]:
-    """The runs with those that they may be averaged with, in the order in which they were named."""
+    """Group the runs that may be averaged, in input order."""
 
     def group_key(entry: ComparedRun) -> str:
-        alone = None if entry.run_record.state == "done" else entry.run_record.run.path
-        return repr((sorted(entry.configuration.items()), alone))
+        own_path = None if entry.run_record.state == "done" else entry.run_record.run.path
+        return repr((sorted(entry.configuration.items()), own_path))
 
     groups = seeds.group_by_config(
         (entry, group_key(entry), entry.run_record.summary.seed) for entry in entries
@@ -159,76 +173,82 @@ def group_runs(entries: Sequence[ComparedRun]) -> list[SeedGroup]:
 
 
 def _group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
-    """The preset of a group, and the settings that tell it from ``others`` of the preset."""
+    """Return the preset of a group and the settings that distinguish it from ``others`` of the preset."""
 
-    def differing_settings(is_mmf_key: bool) -> list[str]:
+    def differing_settings(*, mmf_keys: bool) -> list[str]:
         return [
             f"{key}={value}"
             for key, value in first.configuration.items()
-            if key.startswith("mmf.") == is_mmf_key
+            if key.startswith("mmf.") == mmf_keys
             and any(value != other.configuration.get(key) for other in others)
         ]
 
-    # MMF's configuration follows from what was asked for, unless a file that this names was changed.
+    # MMF's configuration follows from the requested settings unless a file that they name was changed.
     return shorten(
-        ", ".join([first.preset, *(differing_settings(False) or differing_settings(True))]),
+        ", ".join([first.preset, *(differing_settings(mmf_keys=False) or differing_settings(mmf_keys=True))]),
         _MAX_NAME_CHARS,
         placeholder=" …",
     )
 
 
 def _result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
-    """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
-    was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
+    """Return everything except the seed that the result of a run depends on, by key.
+
+    This includes the requested settings, MMF's resolved configuration, the training data, the totals of
+    updates (the learning rate schedule depends on them) and the outcome.
     """
-    told = history.comparable_config(run_record.run).items()
-    found = {key.removeprefix("request.").removeprefix("settings."): value for key, value in told}
+    config = history.comparable_config(run_record.run).items()
+    result_config = {key.removeprefix("request.").removeprefix("settings."): value for key, value in config}
     data = [str(attempt.coverage) for attempt in curves.attempts if attempt.coverage]
     totals = dict.fromkeys(str(attempt.max_updates) for attempt in curves.attempts if attempt.max_updates)
-    found |= {
+    result_config |= {
         "trained on": data[-1] if data else None,
         "total": " then ".join(totals),
         "state": None if run_record.state == "done" else run_record.state,
     }
     return {
         key: value
-        for key, value in found.items()
+        for key, value in result_config.items()
         if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)
     }
 
 
 def compare_aurocs(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """Of every two runs with predictions, the better one first, the difference on the memes of both."""
+    """Compare the AUROCs of each pair of runs on the memes that both predicted, the better run first."""
     scored = [(entry, entry.scored.memes) for entry in entries if entry.scored is not None]
     ranked = sorted(scored, key=lambda pair: pair[0].auroc or 0.0, reverse=True)
-    found = []
-    for (first, ours), (second, others) in combinations(ranked, 2):
-        theirs = {meme.row.id: meme.proba for meme in others}
-        both = [meme for meme in ours if meme.row.id in theirs]
-        labels, difference = labels_of(meme.row for meme in both), MetricEstimate(None)
+    differences = []
+    for (first, first_memes), (second, second_memes) in combinations(ranked, 2):
+        other_probas = {meme.row.id: meme.proba for meme in second_memes}
+        shared = [meme for meme in first_memes if meme.row.id in other_probas]
+        labels, difference = labels_of(meme.row for meme in shared), MetricEstimate(None)
         if labels is not None:
-            p, q = [meme.proba for meme in both], [theirs[meme.row.id] for meme in both]
+            p, q = ([meme.proba for meme in shared], [other_probas[meme.row.id] for meme in shared])
             difference = auroc_difference(labels, p, q)
-        found.append({"first": first, "second": second, "memes": len(both), "difference": difference})
-    return found
+        differences.append({"first": first, "second": second, "memes": len(shared), "difference": difference})
+    return differences
 
 
 def build_compared_run(run_record: RunRecord, scored: ScoredSplit | None) -> ComparedRun:
-    """A run, with its scores where its predictions have labels. Raises as :func:`comparison_context`."""
+    """Return the entry of a run, with scores if its predictions have labels.
+
+    Raises:
+        DataError: The run's configuration or outcome cannot be read.
+    """
     metrics = {} if scored is None else scored.metrics
     request, summary, curves = (
         run_record.request,
         run_record.summary,
         read_curves(run_record.events, run_record.attempt_outcome),
     )
-    on = None if summary.best_auroc is None else summary.validated_on
+    coverage = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
         run_record,
         curves,
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
         configuration=_result_config(run_record, curves),
         best_auroc=summary.best_auroc,
-        validation_rows=None if on is None else on.split_label,
+        validation_rows=None if coverage is None else coverage.split_label,
         scored=scored,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,

@@ -1,4 +1,4 @@
-"""The pages of runs: what each is about, what it shows, and where it goes."""
+"""Report pages of runs: their content and their files."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from mmf_win.runs.request import RunRequest
 from mmf_win.runs.scores import UNKNOWN, RunScores, common_split
 from mmf_win.version import __version__
 
-_MAX_MISTAKES = 12  # memes shown of each kind of mistake
-_MAX_GALLERY_MEMES = 24  # memes shown of own memes, and of a split without labels
+_MAX_MISTAKES = 12  # memes shown per kind of mistake
+_MAX_GALLERY_MEMES = 24  # memes shown of user data and of splits without labels
 _MAX_PAIRS = 8  # confounder pairs shown
-_MAX_TEXT_CHARS = 500  # characters of a meme's text, or of what else a file says
+_MAX_TEXT_CHARS = 500  # characters of a meme's text or of other text from a file
 
-# As the worker names them in its events.
+# Keys of the worker's events.
 _PACKAGE_TITLES = {
     "mmfw": "mmfw",
     "mmf": "MMF",
@@ -53,9 +53,9 @@ _PACKAGE_TITLES = {
 
 
 class Fact(NamedTuple):
-    """Something to know, as it is listed at the end of the page.
+    """An entry of the list at the end of the page.
 
-    Below the title, ``brief`` stands for the value: None for the value itself, and "" for what is not there.
+    ``brief`` replaces the value below the page title: ``None`` for the value itself, ``""`` to omit it there.
     """
 
     name: str
@@ -72,67 +72,77 @@ def write_run_page(
     output: Path | None = None,
     images: bool = True,
 ) -> Path:
-    """Write the page of a run and return it.
+    """Write the page of a run and return its path.
 
     Args:
-        run: what it is about.
-        scored: the predictions to show; None for those of ``split``.
-        split: whose newest predictions to show; None for the newest of all. Without any, the page is about
-            training alone.
-        data_dir: MMF's data folder; None for the run's own.
-        output: the page; None for one beside the predictions that has their name, or ``report.html``.
-        images: whether the page holds small copies of the memes.
+        run: Run of the page.
+        scored: Predictions to show; ``None`` for those of ``split``.
+        split: Split whose newest predictions are shown; ``None`` for the newest of all splits, if any.
+        data_dir: MMF's data folder; ``None`` for that of the run.
+        output: Path of the page; ``None`` for ``<prediction file>.html`` or ``report.html``.
+        images: Include small copies of the memes.
 
-    Raises UsageError where ``split`` was not predicted, and DataError where predictions, annotations or the
-    run's request cannot be read.
+    Returns:
+        The path of the page.
+
+    Raises:
+        UsageError: There are no predictions for ``split``.
+        DataError: Predictions, annotations or the run's request cannot be read.
     """
-    known = RunRecord.read(run)
-    dataset = _dataset_paths(known, data_dir)
+    run_record = RunRecord.read(run)
+    dataset = _dataset_paths(run_record, data_dir)
     if scored is None:
-        found = next((each for each in known.scores.predictions if split in (None, each.split)), None)
-        if found is not None:
-            scored = load_scored_split(found.csv, found.split, dataset)
+        prediction = next(
+            (each for each in run_record.scores.predictions if split in (None, each.split)), None
+        )
+        if prediction is not None:
+            scored = load_scored_split(prediction.csv, prediction.split, dataset)
         elif split is not None:
-            raise _not_predicted_error(known, split, dataset, data_dir)
-    request, curves = known.request, read_curves(known.events, known.attempt_outcome)
-    about = {
-        "id": known.summary.id,
+            error = _not_predicted_error(run_record, split, dataset, data_dir)
+            raise error
+    request, curves = run_record.request, read_curves(run_record.events, run_record.attempt_outcome)
+    context = {
+        "id": run_record.summary.id,
         "name": request.preset,
-        "summary": known.summary,
+        "summary": run_record.summary,
         "curves": None if request.published_weights else curves,
         "training": plots.draw_training(curves),
         "resources": plots.draw_resources(curves),
-        "facts": _run_facts(known, curves, scored),
+        "facts": _run_facts(run_record, curves, scored),
         **_prediction_context(scored, request.published, dataset, images),
     }
-    beside = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
-    return write_page("run.html", output or beside, about)
+    default_output = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
+    return write_page("run.html", output or default_output, context)
 
 
 def _not_predicted_error(
     run_record: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None
 ) -> UsageError:
-    there, message = splits_on_disk(dataset), f"run {run_record.run.id} has no predictions for {split}"
-    if split in there:
+    available, message = splits_on_disk(dataset), f"run {run_record.run.id} has no predictions for {split}"
+    if split in available:
         return UsageError(message, hint=_predict_hint([run_record.run], split, data_dir))
-    others = sorted({each.split for each in run_record.scores.predictions})
-    hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
+    predicted = sorted({each.split for each in run_record.scores.predictions})
+    hint = f"choose one of {', '.join(predicted or available)}"
     return UsageError(message, hint=hint)
 
 
 def require_reportable(run: Run) -> Run:
-    """The run, if it came as far as an update or has predictions. Raises DataError for any other."""
-    known = RunRecord.read(run)
-    if known.scores.predictions or any(event["kind"] in ("train", "val") for event in known.events):
+    """Return the run if it has updates or predictions.
+
+    Raises:
+        DataError: The run has neither.
+    """
+    run_record = RunRecord.read(run)
+    if run_record.scores.predictions or any(event["kind"] in ("train", "val") for event in run_record.events):
         return run
-    raise DataError("has neither updates nor predictions to show", prefix=f"run {run.id}")
+    raise DataError("has neither updates nor predictions", prefix=f"run {run.id}")
 
 
 def write_ensemble_page(scored: ScoredSplit) -> Path:
-    """Write the page of an ensemble beside its predictions and their record, and return it."""
+    """Write the page of an ensemble next to its predictions and return its path."""
     csv, record = scored.csv, scored.saved_metrics
     members = record["members"]
-    about = {
+    context = {
         "id": f"{csv.parent.parent.name}/{csv.parent.name}",
         "name": f"{record.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
         "summary": None,
@@ -143,10 +153,10 @@ def write_ensemble_page(scored: ScoredSplit) -> Path:
             *_prediction_facts(scored),
             Fact("Folder", str(csv.parent), ""),
         ],
-        # Images of own memes have absolute paths.
+        # The image paths of user data are absolute.
         **_prediction_context(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
     }
-    return write_page("run.html", csv.with_suffix(".html"), about)
+    return write_page("run.html", csv.with_suffix(".html"), context)
 
 
 def write_comparison_page(
@@ -158,38 +168,42 @@ def write_comparison_page(
     output: Path | None = None,
     settings: Mapping[Run, Mapping[str, object]] | None = None,
 ) -> Path:
-    """Write the page that compares runs and return it.
+    """Write the page that compares runs.
 
     Args:
-        runs: two or more; the same one twice is one.
-        save_dir: where the page goes as ``comparison_<time>.html``, when ``output`` is None.
-        split: what to compare them on; None for the one that most of them have predicted.
-        data_dir: MMF's data folder; None for each run's own.
-        output: the page.
-        settings: the parameters in which runs of a sweep differ, to be shown with what came of them.
+        runs: Two or more runs; duplicates are ignored.
+        save_dir: Folder for ``comparison_<time>.html`` if ``output`` is ``None``.
+        split: Split on which the runs are compared; ``None`` for the split that most of them have predicted.
+        data_dir: MMF's data folder; ``None`` for that of each run.
+        output: Path of the page.
+        settings: Parameters in which the runs of a sweep differ, shown with their scores.
 
-    Raises UsageError where fewer than two different runs are named, or none of them has predicted ``split``,
-    and DataError where predictions, annotations or a run's request cannot be read.
+    Returns:
+        The path of the page.
+
+    Raises:
+        UsageError: There are fewer than two different runs, or none has predictions for ``split``.
+        DataError: Predictions, annotations or a run's request cannot be read.
     """
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
-        raise UsageError("the same run was named twice", hint="name another one beside it")
-    found = [RunRecord.read(run) for run in runs]
-    chosen = split or common_split(known.scores.newest_by_split for known in found)
-    scored = [(known, load_best_scored_split(known, chosen, data_dir)) for known in found]
+        raise UsageError("a run cannot be compared with itself", hint="give at least two different runs")
+    records = [RunRecord.read(run) for run in runs]
+    chosen_split = split or common_split(record.scores.newest_by_split for record in records)
+    scored = [(record, load_best_scored_split(record, chosen_split, data_dir)) for record in records]
     if split is not None and not any(predictions for _, predictions in scored):
-        message = f"none of these runs has predictions for {split} by its best checkpoint"
+        message = f"no predictions for {split} by the best checkpoint of any of these runs"
         raise UsageError(message, hint=_predict_hint(runs, split, data_dir))
-    about = comparison.comparison_context(scored, chosen, settings or {})
-    with nullcontext(output) if output else reserve_file(save_dir, "comparison_", ".html") as made:
-        return write_page("compare.html", made, about)
+    context = comparison.comparison_context(scored, chosen_split, settings or {})
+    with nullcontext(output) if output else reserve_file(save_dir, "comparison_", ".html") as page:
+        return write_page("compare.html", page, context)
 
 
 def _predict_hint(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
-    """The command that makes the predictions which a page needs."""
-    where = data_dir_arguments(data_dir) if data_dir else []
-    command = format_command("mmfw", "predict", *(run.path for run in runs), "--split", split, *where)
-    return f"`{command}` makes them"
+    """Return the hint with the command that creates the missing predictions."""
+    arguments = data_dir_arguments(data_dir) if data_dir else []
+    command = format_command("mmfw", "predict", *(run.path for run in runs), "--split", split, *arguments)
+    return f"run `{command}`"
 
 
 def _dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths:
@@ -199,81 +213,81 @@ def _dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths
 def load_best_scored_split(
     run_record: RunRecord, split: str | None, data_dir: Path | None
 ) -> ScoredSplit | None:
-    """Return a run's predictions of the split by its best checkpoint, or None if there are none."""
-    found = run_record.scores.newest_by_split.get(split) if split else None
+    """Return a run's predictions of a split by its best checkpoint, or ``None`` if there are none."""
+    prediction = run_record.scores.newest_by_split.get(split) if split else None
     return (
         None
-        if found is None
-        else load_scored_split(found.csv, found.split, _dataset_paths(run_record, data_dir))
+        if prediction is None
+        else load_scored_split(prediction.csv, prediction.split, _dataset_paths(run_record, data_dir))
     )
 
 
 def _prediction_context(
     scored: ScoredSplit | None, published_scores: dict[str, Any], dataset: DatasetPaths, images: bool
 ) -> dict[str, Any]:
-    """What there is to show of predictions; ``numbers`` are those published of the preset."""
-    shown: dict[str, Any] = {
+    """Return the template variables about predictions."""
+    context: dict[str, Any] = {
         "scored": scored,
         "published": published_scores,
         "paper": PAPER,
         "images": images,
     }
-    shown |= {"metrics": None, "decisions": [], "gallery": []}
+    context |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
-        return shown
+        return context
     labels, probas, threshold, name = scored.labels, scored.probas, scored.threshold, scored.value_name
     memes = (
         rank_by_probability(scored.memes, _MAX_GALLERY_MEMES) if labels is None or scored.is_user_data else []
     )
-    shown |= {"gallery": memes}
+    context |= {"gallery": memes}
     if labels is None:
-        shown |= {"decisions": plots.draw_histogram(probas, threshold, name)}
+        context |= {"decisions": plots.draw_histogram(probas, threshold, name)}
     else:
         metrics = scored.metrics
         pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
-        found = find_confounder_pairs(scored.memes, group_similar_pictures(pictures) if images else {})
-        worst_pairs = _select_distinct_pairs(found)
+        pairs = find_confounder_pairs(scored.memes, group_similar_pictures(pictures) if images else {})
+        worst_pairs = _select_distinct_pairs(pairs)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
-        alarms, misses = (worst_errors(scored.memes, label, _MAX_MISTAKES) for label in (0, 1))
-        memes = [*memes, *alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
-        shown |= {
+        false_alarms, misses = (worst_errors(scored.memes, label, _MAX_MISTAKES) for label in (0, 1))
+        memes = [*memes, *false_alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
+        context |= {
             "metrics": metrics,
             "tiles": _metric_tiles(metrics, scored, published_scores),
-            "why_none": missing_score_reason(scored.coverage.split),
-            "kept": counts[0, 0],
-            "false_alarms": counts[0, 1],
-            "missed": counts[1, 0],
-            "caught": counts[1, 1],
+            "missing_reason": missing_score_reason(scored.coverage.split),
+            "true_negatives": counts[0, 0],
+            "false_positives": counts[0, 1],
+            "false_negatives": counts[1, 0],
+            "true_positives": counts[1, 1],
             "decisions": plots.draw_decisions(labels, probas, metrics, threshold, name),
-            "alarms": alarms,
-            "misses": misses,
+            "worst_false_positives": false_alarms,
+            "worst_false_negatives": misses,
             "pairs": worst_pairs,
-            "pair_count": len(found),
-            "pairs_in_order": sum(pair.margin > 0 for pair in found),
+            "pair_count": len(pairs),
+            "pairs_in_order": sum(pair.margin > 0 for pair in pairs),
         }
     files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
-    copies = {id_: thumbnail(file) for id_, file in files.items()}  # each made once
-    return {**shown, "pictures": copies, "missing": sum(copy is None for copy in copies.values())}
+    thumbnails = {id_: thumbnail(file) for id_, file in files.items()}  # one per meme
+    return {**context, "pictures": thumbnails, "missing": sum(copy is None for copy in thumbnails.values())}
 
 
 def _select_distinct_pairs(confounder_pairs: list[ConfounderPair]) -> list[ConfounderPair]:
-    """The first pairs, in which no meme comes twice."""
-    shown: list[ConfounderPair] = []
-    seen: set[int] = set()
+    """Return the first pairs such that no meme occurs twice."""
+    selected: list[ConfounderPair] = []
+    seen_ids: set[int] = set()
     for pair in confounder_pairs:
         ids = {meme.row.id for meme in pair[:2]}
-        if len(shown) < _MAX_PAIRS and not ids & seen:
-            shown.append(pair)
-            seen |= ids
-    return shown
+        if len(selected) < _MAX_PAIRS and not ids & seen_ids:
+            selected.append(pair)
+            seen_ids |= ids
+    return selected
 
 
 def _metric_tiles(
     metrics: Mapping[str, MetricEstimate], scored: ScoredSplit, published_scores: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Of each metric its name, a word about it, its score, and the paper's."""
-    about = {
-        "auroc": "what the challenge ranked by",
+    """Return the name, a short description, the score and the published score of each metric."""
+    descriptions = {
+        "auroc": "the ranking metric of the challenge",
         "accuracy": f"at the threshold {scored.threshold:.3g}",
         "average_precision": "of the hateful class",
         "f1": "of the hateful class",
@@ -281,12 +295,12 @@ def _metric_tiles(
     return [
         {
             "name": name[0].upper() + name[1:],
-            "about": about.get(key, "less is better"),
+            "about": descriptions.get(key, "lower is better"),
             "score": metrics[key],
             "published": find_published_score(published_scores, scored.split, key),
         }
         for key, name in METRIC_TITLES.items()
-        if metrics[key].value is not None or key in about
+        if metrics[key].value is not None or key in descriptions
     ]
 
 
@@ -302,9 +316,9 @@ def _run_facts(run_record: RunRecord, curves: TrainingCurves, scored: ScoredSpli
     else:
         facts += _training_facts(request, summary, curves)
         loaded = (describe_loaded_weights(event) for event in run_record.events if event["kind"] == "loaded")
-        facts += [Fact("Weights", told, "") for told in dict.fromkeys(loaded)]
-        told_of = (event.get("text", "") for event in run_record.events if event["kind"] == "nonfinite")
-        facts += [Fact("Not finite", text, "") for text in told_of]
+        facts += [Fact("Weights", description, "") for description in dict.fromkeys(loaded)]
+        texts = (event.get("text", "") for event in run_record.events if event["kind"] == "nonfinite")
+        facts += [Fact("Non-finite values", text, "") for text in texts]
     if scored is not None:
         facts += _prediction_facts(scored, run_record.scores)
     return [*facts, Fact("Folder", summary.path, "")]
@@ -312,25 +326,25 @@ def _run_facts(run_record: RunRecord, curves: TrainingCurves, scored: ScoredSpli
 
 def _training_facts(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
-    drawn = ", drawn" if request.training_number("seed") is None else ""
+    seed_note = ", random" if request.training_number("seed") is None else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
         *_version_facts(curves.versions),
         *([Fact("Started from", request.start, "")] if request.start else []),
-        Fact("Began", format_local_time(summary.started)),
-        Fact("Training took", format_duration(summary.seconds)),
+        Fact("Started", format_local_time(summary.started)),
+        Fact("Training time", format_duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state, ""),
-        Fact("Seed", f"{'unknown' if summary.seed is None else summary.seed}{drawn}"),
+        Fact("Seed", f"{'unknown' if summary.seed is None else summary.seed}{seed_note}"),
     ]
     if curves.attempts:
         last = curves.attempts[-1]
         facts += [Fact("Batch", last.batching), Fact("Device", last.device or "unknown")]
         if last.coverage is not None:
             facts.append(Fact("Trained on", str(last.coverage), None if last.coverage.is_partial else ""))
-    on = summary.validated_on
-    is_all = on is not None and not on.is_partial
-    return [*facts, Fact("Validated on", on.split_label if on else "unknown", "" if is_all else None)]
+    data = summary.validated_on
+    is_full = data is not None and not data.is_partial
+    return [*facts, Fact("Validated on", data.split_label if data else "unknown", "" if is_full else None)]
 
 
 def _version_facts(versions: Mapping[str, str]) -> list[Fact]:
@@ -338,27 +352,25 @@ def _version_facts(versions: Mapping[str, str]) -> list[Fact]:
 
 
 def _prediction_facts(scored: ScoredSplit, scores: RunScores | None = None) -> list[Fact]:
-    digest = scored.sha256
+    sha256 = scored.sha256
     facts = [
         Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),
-        Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
+        Fact("Annotations", f"sha256 {sha256}", f"{sha256[:8]}…"),
     ]
     for member in scored.saved_metrics.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
-        if scores is not None:  # what had this name then may be another one now
+        if scores is not None:  # the file with this name may have been replaced since
             name += f" ({scores.checkpoint_names.get(weights, UNKNOWN)})"
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     origin = scored.saved_metrics.get("threshold_from", "default")
-    chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
-    return [*facts, Fact("Threshold", chosen), Fact("Predictions", scored.csv.name, "")]
+    threshold = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
+    return [*facts, Fact("Threshold", threshold), Fact("Predictions", scored.csv.name, "")]
 
 
 def write_page(template: str, output: Path, context: dict[str, Any]) -> Path:
-    """Write a page, complete or not at all.
-
-    Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
-    load anything, so that neither a meme's text nor a run's name can make it do something.
-    """
+    """Render a template, write it atomically and return its path."""
+    # All text from runs and datasets is escaped, and a content security policy forbids the page to load
+    # anything, so neither the text of a meme nor the name of a run can run code in the page.
     environment = Environment(
         loader=PackageLoader("mmf_win.results.report"),
         autoescape=True,
@@ -367,22 +379,22 @@ def write_page(template: str, output: Path, context: dict[str, Any]) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"score": _format_score, "cut": _truncate_text, "spread": seeds.mean_and_std}
-    made = datetime.now().strftime("%Y-%m-%d %H:%M")
-    page = environment.get_template(template).render(version=__version__, made=made, **context)
-    page = escape_controls(page)  # whose names and texts might turn those beside them around
+    created = datetime.now().strftime("%Y-%m-%d %H:%M")
+    page = environment.get_template(template).render(version=__version__, created=created, **context)
+    page = escape_controls(page)  # bidirectional characters would reorder the text around them
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_replace(output.resolve()) as temporary:  # a link stays one
+    with atomic_replace(output.resolve()) as temporary:  # keeps a link
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
     return output
 
 
 def _truncate_text(text: str) -> str:
-    """A text that is short enough to be read, with its length where it was longer."""
+    """Return a text, shortened if it is very long, with its original length."""
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}… ({len(text):,} characters)"
 
 
 def _format_score(value: float | None, digits: int = 4, sign: bool = False) -> str:
-    """A metric, or that there is none; a real minus sign before negative ones."""
+    """Return a metric as text, with a typographic minus sign, or ``undefined``."""
     if value is None:
         return "undefined"
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")

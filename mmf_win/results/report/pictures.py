@@ -1,4 +1,4 @@
-"""The memes' pictures: small copies for a page, and which of them show the same."""
+"""Pictures of memes: thumbnails for a page, and groups of similar pictures."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from mmf_win.console import Progress
 from mmf_win.images import to_rgb
 from mmf_win.machine import available_cpus
 
-_THUMBNAIL_SIDE = 256  # pixels of the longer side of a small copy
-_MAX_PIXELS = 16_000_000  # decoded at once: 64 MB in Pillow, and that again in another mode
+_THUMBNAIL_SIDE = 256  # pixels of the longer side
+_MAX_PIXELS = 16_000_000  # 64 MB decoded by Pillow, plus the same for a conversion to another mode
 
-_HASH_COLUMNS, _HASH_ROWS = 24, 18  # of the steps in a difference hash
-_NOISE = 3  # of 255: what rendering the same picture twice may change
-_MIN_STEPS = 16  # steps: two plain backgrounds look alike without being the same picture
+_HASH_COLUMNS, _HASH_ROWS = 24, 18  # size of the grid of a difference hash
+_NOISE = 3  # of 255; two renderings of the same picture differ by this much
+_MIN_STEPS = 16  # below it, a picture is a plain background, which is similar to any other
 _MAX_DIFFERENCE = 0.3  # share of the steps
 
 
 @contextmanager
 def _ignore_pillow_warnings() -> Iterator[None]:
-    """The page shows which pictures are broken or too large. Filters are of the whole process."""
+    """Suppress Pillow's warnings while the block runs.
+
+    The page itself shows which pictures are damaged or too large. Warning filters apply to the whole process.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
@@ -38,24 +41,27 @@ def _ignore_pillow_warnings() -> Iterator[None]:
 
 @_ignore_pillow_warnings()
 def thumbnail(path: Path) -> dict[str, str | int] | None:
-    """The uri, width and height of a copy of at most 256 pixels a side; None of what cannot be decoded."""
-    small = _decode_picture(path, "RGB")
-    if small is None:
+    """Return the data URI, width and height of a thumbnail, or ``None`` if the picture cannot be decoded.
+
+    The longer side has at most 256 pixels.
+    """
+    copy = _decode_picture(path, "RGB")
+    if copy is None:
         return None
-    small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
-    small.info.clear()  # a colour profile may be larger than the picture
+    copy.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    copy.info.clear()  # a colour profile can be larger than the picture
     buffer = io.BytesIO()
-    small.save(buffer, "WEBP", quality=72)
-    coded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"uri": f"data:image/webp;base64,{coded}", "width": small.width, "height": small.height}
+    copy.save(buffer, "WEBP", quality=72)
+    encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return {"uri": f"data:image/webp;base64,{encoded}", "width": copy.width, "height": copy.height}
 
 
 def _decode_picture(path: Path, mode: str) -> Image.Image | None:
-    """A picture; None where it cannot be decoded, or has too many pixels.
+    """Return a picture in a mode, or ``None`` if it cannot be decoded or has too many pixels.
 
-    A JPEG is made smaller on the way, where it is large.
+    A large JPEG is scaled down while it is decoded.
     """
-    # For bad files, Pillow raises anything from OSError to AssertionError.
+    # For damaged files, Pillow raises anything from OSError to AssertionError.
     with suppress(Exception), Image.open(path) as image:
         if image.width * image.height > _MAX_PIXELS:
             image.draft(None, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
@@ -66,19 +72,25 @@ def _decode_picture(path: Path, mode: str) -> Image.Image | None:
 
 @_ignore_pillow_warnings()
 def group_similar_pictures(files: Mapping[int, Path]) -> dict[int, int]:
-    """For the ids of pictures that show the same under different captions, the smallest id among them.
+    """Map the ID of each picture with near-duplicates to the smallest ID of its group.
 
-    Two pictures are the same when they have one size, and their difference hashes have seven tenths of their
-    steps in common; two that are the same as a third are of one group. Plain backgrounds are left out, and
-    pictures too large to be decoded. ``files`` has the picture of each meme, by its id.
+    Two pictures are similar if they have the same size and their difference hashes share at least 70 % of
+    their steps; the relation is transitive. Plain backgrounds are ignored, and so are pictures that are
+    damaged or too large.
+
+    Args:
+        files: Picture of each meme by ID.
+
+    Returns:
+        Group IDs by meme ID, without pictures that are alone in their group.
     """
     by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     for id_, file in files.items():
-        with suppress(Exception), Image.open(file) as image:  # reads the header alone
+        with suppress(Exception), Image.open(file) as image:  # reads only the header
             by_size[image.size].append(id_)
-    ids = [id_ for same in by_size.values() if len(same) > 1 for id_ in same]
+    ids = [id_ for same_size in by_size.values() if len(same_size) > 1 for id_ in same_size]
     hashes: dict[int, int] = {}
-    # Pillow decodes without holding the interpreter.
+    # Pillow releases the GIL while it decodes.
     with (
         ThreadPoolExecutor(available_cpus()) as pool,
         Progress("comparing pictures", len(ids), "image") as bar,
@@ -87,22 +99,25 @@ def group_similar_pictures(files: Mapping[int, Path]) -> dict[int, int]:
             bar.advance(1)
             if steps.bit_count() >= _MIN_STEPS:
                 hashes[id_] = steps
-    group = {id_: id_ for id_ in hashes}
-    for same in by_size.values():
-        for one, other in combinations(hashes.keys() & same, 2):
-            apart, either = hashes[one] ^ hashes[other], hashes[one] | hashes[other]
-            if apart.bit_count() <= _MAX_DIFFERENCE * either.bit_count() and group[one] != group[other]:
-                joined = {group[one], group[other]}
-                group |= {id_: min(joined) for id_, of in group.items() if of in joined}
-    shared = Counter(group.values())
-    return {id_: of for id_, of in group.items() if shared[of] > 1}
+    group_of = {id_: id_ for id_ in hashes}
+    for same_size in by_size.values():
+        for first, second in combinations(hashes.keys() & same_size, 2):
+            difference, union = hashes[first] ^ hashes[second], hashes[first] | hashes[second]
+            if (
+                difference.bit_count() <= _MAX_DIFFERENCE * union.bit_count()
+                and group_of[first] != group_of[second]
+            ):
+                merged = {group_of[first], group_of[second]}
+                group_of |= {id_: min(merged) for id_, group in group_of.items() if group in merged}
+    group_sizes = Counter(group_of.values())
+    return {id_: group for id_, group in group_of.items() if group_sizes[group] > 1}
 
 
 def _difference_hash(path: Path) -> int:
-    """Where a picture gets brighter from one cell of a grid to the next, and where darker, a bit for each.
+    """Return a bit mask of the brightness steps between the cells of a grid; 0 for an undecodable picture.
 
-    The grid reaches from a quarter of the height down to five eighths: clear of captions at the top and the
-    bottom. 0 stands for a picture that cannot be decoded.
+    The first half of the bits marks steps to a brighter cell and the second half steps to a darker one. The
+    grid covers the height from 1/4 to 5/8, away from captions at the top and bottom.
     """
     grey = _decode_picture(path, "L")
     if grey is None:

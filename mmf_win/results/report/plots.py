@@ -1,4 +1,4 @@
-"""The plots of the pages: Matplotlib's figures as SVG that takes its colours and fonts from the page."""
+"""Plots of the pages: Matplotlib figures as SVG that takes colours and fonts from the page."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from matplotlib.figure import Figure
 from mmf_win.results.metrics import MetricEstimate, calibration_bins, cumulative_counts
 from mmf_win.results.report.curves import TrainingCurves
 
-# Matplotlib wants a colour; each of these stands for the CSS variable that takes its place.
-#: Roles whose colours are easily told apart, in order.
+# Matplotlib needs colours. Each of these is a placeholder that a CSS variable replaces in the SVG.
+#: Roles with easily distinguishable colours, in order.
 SERIES_ROLES = tuple(f"series-{n}" for n in range(1, 9))
 
 _ROLES = ("ink", "muted", "rule", "hateful", "benign", "accent", *SERIES_ROLES)
-#: The roles that a colour of a plot can have.
+#: Placeholder colour of each role.
 ROLE_COLOURS = {role: f"#{0xC0DE00 + n:06x}" for n, role in enumerate(_ROLES)}
 
-# Inches of a plot; about as wide as a phone, so that letters keep their size there.
+# About the width of a phone, so that text is not scaled down there.
 _PLOT_SIZE_INCHES = (3.5, 2.5)
 
-# Left, bottom, width, height as shares; fixed, since measuring every letter first takes twice as long.
+# Left, bottom, width and height as fractions. They are fixed because a tight layout takes twice as long.
 _AXES_RECT = (0.15, 0.17, 0.83, 0.78)
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -59,11 +59,11 @@ _STYLE: Any = {
     "savefig.facecolor": "none",
 }
 
-_MAX_LINE_POINTS = 400  # points of a line; more cannot be seen
+_MAX_LINE_POINTS = 400  # more points are not visible
 _HISTOGRAM_BINS = 25
-_MAX_TURNED_LABELS = 20  # that have room beside each other where they are turned
-_MAX_STRAIGHT_LABEL_CHARS = 40  # of labels that are not
-_MAX_LABEL_CHARS = 14  # letters of a label
+_MAX_TURNED_LABELS = 20  # rotated tick labels that fit next to each other
+_MAX_STRAIGHT_LABEL_CHARS = 40  # characters of all tick labels that fit without rotation
+_MAX_LABEL_CHARS = 14
 _DASHED_LINE: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 
 Points = Sequence[tuple[float, float]]
@@ -73,10 +73,11 @@ class Plot(NamedTuple):
     """A plot of the page.
 
     Attributes:
-        name: of the element on the page; the ids in the drawing begin with it.
-        caption: below it, in a sentence; with the title, also the drawing's text alternative.
-        legend: what its colours mean: label → the role of the colour.
-        svg: the drawing.
+        name: Element ID on the page; prefix of the IDs in the drawing.
+        title: Heading of the plot.
+        caption: Sentence below the plot. With the title, it is also the drawing's text alternative.
+        legend: Colour role by label.
+        svg: Drawing.
     """
 
     name: str
@@ -87,13 +88,23 @@ class Plot(NamedTuple):
 
 
 class Plots(list[Plot]):
-    """Plots in the order in which they were drawn."""
+    """Plots in drawing order."""
 
     @contextmanager
     def add_plot(
         self, name: str, title: str, caption: str, legend: Mapping[str, str] | None = None
     ) -> Iterator[Axes]:
-        """Axes to draw one on, which is among the plots afterwards; the arguments are as in :class:`Plot`."""
+        """Provide axes to draw on, and append the plot when the block ends.
+
+        Args:
+            name: As in :class:`Plot`.
+            title: As in :class:`Plot`.
+            caption: As in :class:`Plot`.
+            legend: As in :class:`Plot`.
+
+        Yields:
+            The axes.
+        """
         with matplotlib.rc_context(_STYLE):
             figure = Figure(figsize=_PLOT_SIZE_INCHES)
             yield figure.add_axes(_AXES_RECT)
@@ -104,7 +115,7 @@ class Plots(list[Plot]):
 
 
 def draw_training(curves: TrainingCurves) -> list[Plot]:
-    """Loss, learning rate and validation over the updates; those of which nothing is known are left out."""
+    """Draw loss, learning rate and validation over the updates; plots without data are omitted."""
     plots = Plots()
     if losses := curves.series("train/loss"):
         caption = f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}."
@@ -115,17 +126,17 @@ def draw_training(curves: TrainingCurves) -> list[Plot]:
             _draw_line(axes, losses, "series-1")
             _draw_line(axes, validation, "series-2", dots=True)
             _format_update_axis(axes, curves)
-    if (top := curves.best_validation) is not None:
-        best = top.values["val/auroc"]
-        on = f", on {top.coverage.split_label}" if top.coverage else ""
-        caption = f"The best validation AUROC is {best:.4f}, at update {top.update:,}{on}."
+    if (best := curves.best_validation) is not None:
+        auroc = best.values["val/auroc"]
+        suffix = f", on {best.coverage.split_label}" if best.coverage else ""
+        caption = f"The best validation AUROC is {auroc:.4f}, at update {best.update:,}{suffix}."
         accuracies = curves.series("val/accuracy")
         legend = {"AUROC": "series-1", **({"accuracy": "series-2"} if accuracies else {})}
         with plots.add_plot("validation", "Validation", caption, legend) as axes:
             _draw_line(axes, accuracies, "series-2", dots=True)
             _draw_line(axes, curves.series("val/auroc"), "series-1", dots=True)
             axes.plot(
-                [top.update], [best], "o", markersize=8, markerfacecolor="none", color=ROLE_COLOURS["ink"]
+                [best.update], [auroc], "o", markersize=8, markerfacecolor="none", color=ROLE_COLOURS["ink"]
             )
             _format_update_axis(axes, curves)
     if rates := curves.series("train/lr"):
@@ -139,15 +150,15 @@ def draw_training(curves: TrainingCurves) -> list[Plot]:
 
 
 def draw_resources(curves: TrainingCurves) -> list[Plot]:
-    """Speed and GPU memory over the time spent in training."""
+    """Draw speed and GPU memory over the training time."""
     plots = Plots()
     if speeds := curves.series_over_time("train/updates_per_s"):
         middle = np.median([speed for _, speed in speeds])
-        caption = f"{middle:.3g} updates a second in the median."
-        with plots.add_plot("speed", "Updates a second", caption) as axes:
+        caption = f"Median: {middle:.3g} updates per second."
+        with plots.add_plot("speed", "Updates per second", caption) as axes:
             _draw_over_time(axes, speeds)
     if memory := [(seconds, mib / 1024) for seconds, mib in curves.series_over_time("train/max_mem_mib")]:
-        caption = f"At most {max(gib for _, gib in memory):.1f} GiB of the GPU's memory were allocated."
+        caption = f"Peak allocated GPU memory: {max(gib for _, gib in memory):.1f} GiB."
         with plots.add_plot("memory", "GPU memory in GiB", caption) as axes:
             _draw_over_time(axes, memory)
     return plots
@@ -160,7 +171,18 @@ def draw_decisions(
     threshold: float,
     value_name: str,
 ) -> list[Plot]:
-    """ROC, precision and recall, calibration and scores by class, as far as the ``metrics`` are defined."""
+    """Draw ROC, precision-recall, calibration and score histogram, omitting those of undefined metrics.
+
+    Args:
+        labels: Label of each row, 0 or 1.
+        probas: Probability of each row.
+        metrics: Metrics by name.
+        threshold: Threshold of the labels.
+        value_name: ``probability`` or ``rank``.
+
+    Returns:
+        The plots.
+    """
     y, p, plots = np.asarray(labels), np.asarray(probas), Plots()
     draw = {
         "auroc": _draw_roc,
@@ -176,9 +198,21 @@ def draw_decisions(
 def draw_histogram(
     probas: Sequence[float], threshold: float, value_name: str, labels: Sequence[int] | None = None
 ) -> list[Plot]:
-    """How the probabilities, or what has the ``name``, are spread, by class where labels are known."""
-    by = " by class" if labels is not None else ""
-    caption = f"How many memes got which {value_name}{by}. The broken line is the threshold, {threshold:.3g}."
+    """Draw the distribution of the predicted values, by class if labels are given.
+
+    Args:
+        probas: Predicted value of each row.
+        threshold: Threshold of the labels.
+        value_name: ``probability`` or ``rank``.
+        labels: Label of each row.
+
+    Returns:
+        The plot, as a list.
+    """
+    by_class = " by class" if labels is not None else ""
+    caption = (
+        f"Number of memes per {value_name}{by_class}. The dashed line is the threshold, {threshold:.3g}."
+    )
     legend = {} if labels is None else {"not hateful": "benign", "hateful": "hateful"}
     p, edges, plots = np.asarray(probas), [n / _HISTOGRAM_BINS for n in range(_HISTOGRAM_BINS + 1)], Plots()
     with plots.add_plot("histogram", "Scores", caption, legend) as axes:
@@ -195,14 +229,14 @@ def draw_histogram(
 
 
 def draw_overlaid_curves(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plot]:
-    """The same curves of several runs, each in the colour of its role; some runs may have no points."""
+    """Draw the same curves of several runs, each in its colour; runs without points are omitted."""
     plots = Plots()
-    drawn = (("validation", "Validation AUROC", "val/auroc"), ("loss", "Training loss", "train/loss"))
-    for name, title, series in drawn:
+    curve_kinds = (("validation", "Validation AUROC", "val/auroc"), ("loss", "Training loss", "train/loss"))
+    for name, title, series in curve_kinds:
         lines = [(points, role) for curves, role in runs if (points := curves.series(series))]
         amount = f"{len(lines)} of {len(runs)}" if len(lines) < len(runs) else f"{len(runs)}"
         if lines:
-            with plots.add_plot(name, title, f"{amount} runs over their updates, one line per run.") as axes:
+            with plots.add_plot(name, title, f"{amount} runs, one line per run.") as axes:
                 for points, role in lines:
                     _draw_line(axes, points, role, alpha=0.85, dots=True)
                 axes.set_xlabel("update")
@@ -210,9 +244,13 @@ def draw_overlaid_curves(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plo
 
 
 def draw_scores_by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> list[Plot]:
-    """For each setting that varies its values, in order, and above them a dot a run and a line of the means.
+    """Draw, for each setting that varies, one dot per run above its value and a line through the means.
 
-    ``runs`` has the settings of each, and its validation AUROC; one without that is left out.
+    Args:
+        runs: Settings and validation AUROC of each run; runs without an AUROC are omitted.
+
+    Returns:
+        One plot per varying setting.
     """
     scored = [(settings, score) for settings, score in runs if score is not None]
     plots = Plots()
@@ -232,7 +270,7 @@ def _draw_setting(plots: Plots, title: str, scores: Mapping[float | str, Sequenc
     step = math.ceil(len(labels) / _MAX_TURNED_LABELS)
     name, caption = f"setting-{len(plots) + 1}", f"{len(dots)} runs at {len(values)} values."
     with warnings.catch_warnings():
-        # Matplotlib's font lacks letters that the page's may have. Filters are of the whole process.
+        # Matplotlib's font may lack glyphs that the page's font has. Filters apply to the whole process.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         with plots.add_plot(name, title, caption) as axes:
             if len(values) < len(dots):
@@ -248,7 +286,10 @@ def _draw_setting(plots: Plots, title: str, scores: Mapping[float | str, Sequenc
 
 
 def _number_or_text(value: object) -> float | str:
-    """A finite number, also in letters, since PyYAML reads 1e-5 as a text; or the text of another value."""
+    """Return a finite number if the value is one, else its text.
+
+    Text such as ``1e-5`` counts as a number, because PyYAML reads it as text.
+    """
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
             if math.isfinite(number := float(value)):
@@ -257,19 +298,19 @@ def _number_or_text(value: object) -> float | str:
 
 
 def _shorten_label(value: float | str) -> str:
-    """A label without its middle where it is long: its end may be what tells it from others."""
+    """Return a label, cut in the middle if it is long, because its end may distinguish it from others."""
     text = value if isinstance(value, str) else f"{value:g}"
     return text if len(text) <= _MAX_LABEL_CHARS else f"{text[:6]}…{text[-7:]}"
 
 
 def _draw_roc(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> None:
     caption = f"The area below it is the AUROC, {auroc:.4f}; guessing gives the diagonal."
-    found, chosen = cumulative_counts(y, p)
-    true = np.append(0, found) / y.sum()
-    false = np.append(0, chosen - found) / (len(y) - y.sum())
+    true_positives, selected = cumulative_counts(y, p)
+    true_rate = np.append(0, true_positives) / y.sum()
+    false_rate = np.append(0, selected - true_positives) / (len(y) - y.sum())
     with plots.add_plot("roc", "ROC", caption) as axes:
         axes.plot([0, 1], [0, 1], color=ROLE_COLOURS["muted"], **_DASHED_LINE)
-        xs, ys = _thin_points(false, true)
+        xs, ys = _thin_points(false_rate, true_rate)
         axes.fill_between(xs, ys, color=ROLE_COLOURS["accent"], alpha=0.1, linewidth=0)
         axes.plot(xs, ys, color=ROLE_COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
@@ -282,10 +323,10 @@ def _draw_precision_recall(
     caption = (
         f"Average precision {average_precision:.4f}; guessing gives {share:.2f}, the share of hateful memes."
     )
-    found, chosen = cumulative_counts(y, p)
+    hits, selected = cumulative_counts(y, p)
     with plots.add_plot("precision-recall", "Precision and recall", caption) as axes:
         axes.axhline(share, color=ROLE_COLOURS["muted"], **_DASHED_LINE)
-        axes.plot(*_thin_points(found / y.sum(), found / chosen), color=ROLE_COLOURS["accent"])
+        axes.plot(*_thin_points(hits / y.sum(), hits / selected), color=ROLE_COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
 
 
@@ -305,13 +346,13 @@ def _draw_calibration(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], er
 
 
 def _format_update_axis(axes: Axes, curves: TrainingCurves) -> None:
-    """Mark the attempts, and give all plots of a training one axis, to be read above each other."""
-    where = axes.get_xaxis_transform()
+    """Mark the attempts, and give all plots of a training the same x axis so that they line up."""
+    transform = axes.get_xaxis_transform()
     for number, attempt in enumerate(curves.attempts[1:], 2):
         axes.axvline(
             attempt.start_update, color=ROLE_COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=1
         )
-        axes.text(attempt.start_update, 1.0, f" {number}", transform=where, va="top", fontsize=8)
+        axes.text(attempt.start_update, 1.0, f" {number}", transform=transform, va="top", fontsize=8)
     last = max(sample.update for sample in (*curves.samples, *curves.superseded_samples))
     axes.set(xlim=(0, 1.03 * last or 1), xlabel="update")
 
@@ -325,9 +366,9 @@ def _draw_over_time(axes: Axes, points: Points) -> None:
 
 
 def _draw_line(axes: Axes, points: Points, role: str, *, alpha: float = 1.0, dots: bool = False) -> None:
-    """A line of the means of neighbours, where there are more points than can be seen.
+    """Draw a line, averaging neighbouring points if there are more than can be seen.
 
-    With ``dots``, each point has one, where there are few; a single one always has.
+    With ``dots``, the points are marked if there are few; a single point is always marked.
     """
     if points:
         parts = np.array_split(np.array(points), min(_MAX_LINE_POINTS, len(points)))
@@ -337,13 +378,13 @@ def _draw_line(axes: Axes, points: Points, role: str, *, alpha: float = 1.0, dot
 
 
 def _thin_points(xs: npt.NDArray[Any], ys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Some of the points of a curve, both ends among them."""
-    chosen = np.unique(np.linspace(0, len(xs) - 1, min(_MAX_LINE_POINTS, len(xs))).astype(int))
-    return xs[chosen], ys[chosen]
+    """Return some points of a curve, including both ends."""
+    indices = np.unique(np.linspace(0, len(xs) - 1, min(_MAX_LINE_POINTS, len(xs))).astype(int))
+    return xs[indices], ys[indices]
 
 
 def _to_themed_svg(svg: str, name: str, alt_text: str) -> str:
-    """Matplotlib's SVG as an element of a page: variable colours, ids of its own, and a text alternative."""
+    """Convert Matplotlib's SVG to a page element with CSS colours, unique IDs and a text alternative."""
     body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", body)
     for role, colour in ROLE_COLOURS.items():

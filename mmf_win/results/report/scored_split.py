@@ -1,8 +1,8 @@
-"""A file of predictions, side by side with the memes that it is about, and what stands out among them.
+"""Predictions joined with the annotations of their memes, and notable cases among them.
 
-The challenge was built from confounder pairs: two memes that share their text or their picture, and of which
-one alone is hateful, so that neither tells the label by itself (D. Kiela et al., *The Hateful Memes
-Challenge*, arXiv:2005.04790). A model that puts the hateful one of a pair higher has looked at both.
+The challenge contains confounder pairs: two memes that share their text or their picture and of which only
+one is hateful, so neither text nor picture alone determines the label (D. Kiela et al., *The Hateful Memes
+Challenge*, arXiv:2005.04790). A model that scores the hateful meme of a pair higher has used both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from mmf_win.unpacking.staging import require_complete_install
 if TYPE_CHECKING:
     from mmf_win.results.metrics import MetricEstimate
 
-_MAX_SHARING_MEMES = (
-    20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
-)
+# The challenge's confounders come in groups of two or three; larger groups share a phrase or a placeholder.
+_MAX_SHARING_MEMES = 20
 
 
 class ScoredMeme(NamedTuple):
@@ -41,7 +40,7 @@ class ScoredMeme(NamedTuple):
 
 
 class ConfounderPair(NamedTuple):
-    """Two memes, hateful and benign by their labels, that share their ``text`` or their ``picture``."""
+    """A hateful and a benign meme, by their labels, that share their ``text`` or their ``picture``."""
 
     hateful: ScoredMeme
     benign: ScoredMeme
@@ -49,20 +48,22 @@ class ConfounderPair(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """How much higher the hateful one was put, -1 to 1."""
+        """Probability of the hateful meme minus that of the benign one, -1 to 1."""
         return self.hateful.proba - self.benign.proba
 
 
 @dataclass(frozen=True)
 class ScoredSplit:
-    """The predictions of one split.
+    """Predictions of one split.
 
     Attributes:
-        split: the annotation file's stem, or what stands for own memes in names.
-        annotations: the file of the memes, or the copy of that of own memes; ``sha256`` is its hash.
-        memes: in the order of the annotations.
-        saved_metrics: the record, see :mod:`mmf_win.results.metrics_file`; empty where there is none.
-        coverage: how many rows of the split, as the user calls it, there are predictions for.
+        csv: Prediction file.
+        split: Stem of the annotation file, or the name that stands for the user's memes.
+        annotations: Annotation file, or the saved copy for the user's memes.
+        sha256: SHA-256 of the annotations.
+        memes: Scored memes, in the order of the annotations.
+        saved_metrics: Record from :mod:`mmf_win.results.metrics_file`; empty if there is none.
+        coverage: Predicted rows of the split, under the name that the user gave.
     """
 
     csv: Path
@@ -75,51 +76,53 @@ class ScoredSplit:
 
     @property
     def is_user_data(self) -> bool:
-        """Whether these are memes of the user's own, not the dataset's."""
+        """True if the memes were provided by the user and are not from the dataset."""
         return self.annotations == user_annotations_path(self.csv)
 
     @property
     def labels(self) -> list[int] | None:
-        """The label of each meme; None where the split, or a part of it, was published without."""
+        """Label of each meme; ``None`` if any label is missing."""
         return labels_of(meme.row for meme in self.memes)
 
     @property
     def labelled_count(self) -> int:
-        """How many of the memes have a label."""
+        """Number of memes with a label."""
         return sum(meme.row.label is not None for meme in self.memes)
 
     @property
     def probas(self) -> list[float]:
-        """The predicted probability of each meme."""
+        """Predicted probability of each meme."""
         return [meme.proba for meme in self.memes]
 
     @property
     def value_name(self) -> str:
-        """What was predicted for a meme: ``probability`` or ``rank``."""
+        """Kind of the predicted values: ``probability`` or ``rank``."""
         return "rank" if self.saved_metrics.get("ensemble") == "rank" else "probability"
 
     @property
     def threshold(self) -> float:
-        """A probability above it was predicted to be hateful."""
+        """Memes with a probability above it are predicted to be hateful."""
         return float(self.saved_metrics.get("threshold", DEFAULT_THRESHOLD))
 
     @cached_property
     def metrics(self) -> dict[str, MetricEstimate]:
-        """The metrics by their names; none without labels."""
+        """Metrics by name; empty without labels."""
         if (labels := self.labels) is None:
             return {}
         from mmf_win.results.metrics import compute_metrics
 
-        calibrated = self.value_name == "probability"
-        return compute_metrics(labels, self.probas, threshold=self.threshold, are_probabilities=calibrated)
+        are_probabilities = self.value_name == "probability"
+        return compute_metrics(
+            labels, self.probas, threshold=self.threshold, are_probabilities=are_probabilities
+        )
 
     @property
     def score_record(self) -> dict[str, Any]:
-        """The part of the record that the labels decide."""
-        labels, found = self.labels, self.metrics
+        """Part of the metrics record that depends on the labels."""
+        labels, metrics = self.labels, self.metrics
         return {
-            **{name: found[name].value if name in found else None for name in metrics_file.METRIC_TITLES},
-            "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},
+            **{name: metrics[name].value if name in metrics else None for name in metrics_file.METRIC_TITLES},
+            "intervals": {name: [e.low, e.high] for name, e in metrics.items() if e.low is not None},
             "rows": len(self.memes),
             "labelled": self.labelled_count,
             "hateful": None if labels is None else sum(labels),
@@ -128,60 +131,73 @@ class ScoredSplit:
 
 
 def load_scored_split(csv: Path, split: str, dataset: DatasetPaths) -> ScoredSplit:
-    """Read a file of predictions together with the annotations of its split.
+    """Read a prediction file together with the annotations of its split.
 
-    Raises DataError where one of the two cannot be read, or they do not fit each other.
+    Args:
+        csv: Prediction file.
+        split: Stem of the annotation file. A copy of the user's annotations next to ``csv`` takes precedence.
+        dataset: Dataset of the split.
+
+    Returns:
+        The predictions with their annotations.
+
+    Raises:
+        DataError: Predictions or annotations cannot be read, or they do not match.
+        DatasetError: The annotation file is missing.
     """
-    own = user_annotations_path(csv)
-    annotations = own if own.is_file() else dataset.annotation_file(split)
+    user_annotations = user_annotations_path(csv)
+    annotations = user_annotations if user_annotations.is_file() else dataset.annotation_file(split)
     if not annotations.is_file():
-        message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
+        message = f"{annotations}: file not found (needed for {csv.name})"
         raise DatasetError(message, hint=missing_dataset_hint(dataset))
-    if annotations != own:
+    if annotations != user_annotations:
         require_complete_install(dataset.root)
     file = AnnotationFile(annotations)
     try:
         predictions = order_by_ids(read_predictions(csv), [row.display_id for row in file.rows])
-        if outside := [p.id for p in predictions if not 0 <= p.proba <= 1 or p.label not in (0, 1)]:
-            raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
+        if invalid := [p.id for p in predictions if not 0 <= p.proba <= 1 or p.label not in (0, 1)]:
+            raise DataError(f"{len(invalid)} rows with invalid numbers (first ID: {invalid[0]})")
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
     memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(file.rows, predictions, strict=True))
     record = metrics_file.read_metrics(csv)
-    if annotations == own:
-        covered = Coverage(Path(str(record.get("annotations", split))).name, len(memes))
+    if annotations == user_annotations:
+        coverage = Coverage(Path(str(record.get("annotations", split))).name, len(memes))
     else:
-        covered = load_coverage(dataset, file)
-    return ScoredSplit(csv, split, annotations, file.sha256, memes, record, covered)
+        coverage = load_coverage(dataset, file)
+    return ScoredSplit(csv, split, annotations, file.sha256, memes, record, coverage)
 
 
 def rank_by_probability(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
-    """Memes by their probability, the highest first."""
+    """Return the memes with the highest probabilities, highest first."""
     return sorted(memes, key=lambda meme: (-meme.proba, meme.row.id))[:limit]
 
 
 def worst_errors(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
-    """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
-    wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
-    return sorted(wrong, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
+    """Return the misclassified memes of class ``label``, the most confident mistakes first."""
+    errors = [meme for meme in memes if meme.row.label == label and meme.decision != label]
+    return sorted(errors, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
 
 
 def find_confounder_pairs(
     memes: Sequence[ScoredMeme], picture_groups: Mapping[int, int]
 ) -> list[ConfounderPair]:
-    """All confounder pairs, those first that the model got most wrong.
+    """Return all confounder pairs, the worst predicted ones first.
 
-    For the ids of memes whose pictures look alike, ``pictures`` has a number that those have in common.
+    Args:
+        memes: Memes with their predictions.
+        picture_groups: Group of similar pictures by meme ID, as from
+            :func:`mmf_win.results.report.pictures.group_similar_pictures`.
     """
     texts = {meme.row.id: text for meme in memes if (text := " ".join(meme.row.text.casefold().split()))}
-    found: list[ConfounderPair] = []
+    pairs: list[ConfounderPair] = []
     shared: dict[str, Mapping[int, Hashable]] = {"text": texts, "picture": picture_groups}
-    for what, keys in shared.items():
+    for shared_feature, keys in shared.items():
         sides: dict[Hashable, tuple[list[ScoredMeme], list[ScoredMeme]]] = defaultdict(lambda: ([], []))
         for meme in memes:
             if meme.row.id in keys and meme.row.label is not None:
                 sides[keys[meme.row.id]][meme.row.label].append(meme)
         for benign, hateful in sides.values():
             if len(benign) + len(hateful) <= _MAX_SHARING_MEMES:
-                found += [ConfounderPair(h, b, what) for h in hateful for b in benign]
-    return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
+                pairs += [ConfounderPair(h, b, shared_feature) for h in hateful for b in benign]
+    return sorted(pairs, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
