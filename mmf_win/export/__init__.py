@@ -1,1 +1,1 @@
-"""A trained run becomes a folder that runs without PyTorch, MMF and mmfw."""
+"""Export of a trained run to a folder that runs without PyTorch, MMF and mmfw."""

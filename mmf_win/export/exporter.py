@@ -1,4 +1,4 @@
-"""Makes the folder of an exported model, which is complete and compared with its run, or not there."""
+"""Create the folder of an exported model, which is verified against its run before it appears."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import PredictionTarget
 
 _BATCH_SIZE, _SMALL_BATCH_SIZES = 8, (1, 3)
-_SAMPLE_ROWS = 64  # rows that are compared in small batches
+_SAMPLE_ROWS = 64  # rows that are also compared in small batches
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        output: the folder to make.
-        split: on which the model is compared; None for the run's validation split.
-        tolerance: the largest difference of a probability from that of ``mmfw predict``.
-        int8: quantize the weights to 8 bits.
-        max_loss: by how much the AUROC may fall then; None for 0.005.
+        output: Folder to create.
+        split: Split used for the comparison; ``None`` for the validation split of the run.
+        tolerance: Largest allowed difference of a probability from that of ``mmfw predict``.
+        int8: Quantize the weights to 8 bits.
+        max_auroc_drop: Largest allowed drop of the AUROC by the quantization; ``None`` for 0.005.
     """
 
     output: Path
@@ -46,61 +46,76 @@ class ExportOptions:
 def export_checkpoint(
     run: Run,
     checkpoint: Path,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     command_options: CommandOptions,
     display: DisplayFactory,
     export_options: ExportOptions,
 ) -> dict[str, Any]:
-    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
+    """Export a checkpoint and verify it on a split.
+
+    Args:
+        run: Run of the checkpoint.
+        checkpoint: Checkpoint file.
+        mmf_paths: MMF's folders.
+        command_options: Batch size, overrides and the like.
+        display: Creates the progress display.
+        export_options: Output, tolerance and quantization.
+
+    Returns:
+        The content of ``model.json``.
 
     Raises:
-        UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
-        CheckFailed: the exported model predicts something else, or its weights of 8 bits cost too much.
+        UsageError: The folder exists, the model cannot be exported, or the split has too few labels for
+            ``int8``.
+        CheckFailedError: The exported model predicts something else, or its 8-bit weights lower the AUROC too
+            much.
     """
     output = export_options.output.absolute()
     if output.exists():
-        raise UsageError(f"{output} is there already", hint="name a new folder")
-    target = PredictionTarget.from_split(places, export_options.split or run.request().splits["val"])
+        raise UsageError(f"{output} already exists", hint="choose another folder")
+    target = PredictionTarget.from_split(mmf_paths, export_options.split or run.request().splits["val"])
     labels = labels_of(target.rows)
     if export_options.int8 and len(set(labels or ())) < 2:
-        message = f"--int8 compares AUROCs, and {target.annotation_file.path} has no labels of both classes"
-        raise UsageError(message, hint="name another by --split")
-    disk = next(each for each in output.parents if each.exists())
-    staged = TemporaryDirectory(prefix=".mmfw-export-", dir=disk, ignore_cleanup_errors=True)
-    with pin_checkpoint(run, checkpoint) as pin, staged as scratch:
-        made, features = Path(scratch, output.name), Path(scratch, "features")
-        made.mkdir()
+        message = f"{target.annotation_file.path}: --int8 requires labels of both classes"
+        raise UsageError(message, hint="choose another split with --split")
+    nearest_parent = next(parent for parent in output.parents if parent.exists())
+    staging = TemporaryDirectory(prefix=".mmfw-export-", dir=nearest_parent, ignore_cleanup_errors=True)
+    with pin_checkpoint(run, checkpoint) as pin, staging as scratch:
+        folder, features = Path(scratch, output.name), Path(scratch, "features")
+        folder.mkdir()
         expected, _ = prediction.predict_target(
             run,
-            places,
+            mmf_paths,
             command_options,
             checkpoint=pin.path,
             target=target,
             features=None,
             display=display,
-            export=made,
+            export=folder,
             int8=export_options.int8,
         )
         pin.require_unchanged()
-        about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
-        if about["features"]:
-            rename(made / features.name, features)
-        write_script(made / RUN_SCRIPT.name)
-        model = _ComparedModel(made, target, places.dataset.images, features if about["features"] else None)
-        probas, times, about["parity"] = _compare_with_run(model, expected, export_options.tolerance)
+        metadata = {"run": run.id, "checkpoint": checkpoint.name, **read_json(folder / "model.json")}
+        if metadata["features"]:
+            rename(folder / features.name, features)
+        write_script(folder / RUN_SCRIPT.name)
+        model = _ComparedModel(
+            folder, target, mmf_paths.dataset.images, features if metadata["features"] else None
+        )
+        probas, timings, metadata["parity"] = _compare_with_run(model, expected, export_options.tolerance)
         if export_options.int8:
-            max_loss = 0.005 if export_options.max_auroc_drop is None else export_options.max_auroc_drop
-            probas, about["int8"] = _switch_to_int8(model, labels or (), probas, times, max_loss)
-        about["auroc"] = _compare_aurocs(labels, expected, probas) if labels else None
-        write_json(made / "model.json", about)
+            max_auroc_drop = 0.005 if export_options.max_auroc_drop is None else export_options.max_auroc_drop
+            probas, metadata["int8"] = _switch_to_int8(model, labels or (), probas, timings, max_auroc_drop)
+        metadata["auroc"] = _compare_aurocs(labels, expected, probas) if labels else None
+        write_json(folder / "model.json", metadata)
         output.parent.mkdir(parents=True, exist_ok=True)
-        rename(made, output)
-    return about
+        rename(folder, output)
+    return metadata
 
 
 @dataclass(frozen=True)
 class _ComparedModel:
-    """An exported model, and the split on which it is compared."""
+    """An exported model, and the split on which it is compared with its run."""
 
     folder: Path
     target: PredictionTarget
@@ -109,11 +124,11 @@ class _ComparedModel:
 
     @property
     def sample_numbers(self) -> list[int]:
-        """Return the numbers of a few rows, from everywhere in the split."""
+        """Indices of a few rows, spread evenly over the split."""
         return sorted({number * len(self.target.rows) // _SAMPLE_ROWS for number in range(_SAMPLE_ROWS)})
 
     def predict(self, numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
-        """Predict rows in batches; return their probabilities, and times."""
+        """Predict rows in batches; return their probabilities and the times per batch."""
         rows = [self.target.rows[number] for number in numbers]
         return run_model(self.folder, rows, self.images, batch_size=batch, features=self.features)
 
@@ -121,28 +136,36 @@ class _ComparedModel:
 def _compare_with_run(
     model: _ComparedModel, expected: Sequence[float], tolerance: float
 ) -> tuple[list[float], dict[str, float], dict[str, Any]]:
-    """Return the probabilities of all rows, the times of single ones, and how far they differ."""
-    rows, name, count, few, worst = (
+    """Compare the model's probabilities with the expected ones.
+
+    Returns:
+        The probabilities of all rows, the times of batches of one row, and the parity record for
+        ``model.json``.
+
+    Raises:
+        CheckFailedError: A probability differs by more than ``tolerance``.
+    """
+    rows, name, count, sample, largest = (
         model.target.rows,
         model.target.name,
         len(expected),
         model.sample_numbers,
         0.0,
     )
-    probas, times = {}, {}
-    for batch, numbers in ((_BATCH_SIZE, range(count)), *((batch, few) for batch in _SMALL_BATCH_SIZES)):
-        probas[batch], times[batch] = model.predict(numbers, batch)
+    probas, timings = {}, {}
+    for batch, numbers in ((_BATCH_SIZE, range(count)), *((batch, sample) for batch in _SMALL_BATCH_SIZES)):
+        probas[batch], timings[batch] = model.predict(numbers, batch)
         pairs = zip(probas[batch], numbers, strict=True)
-        apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
-        if apart > tolerance:
+        difference, worst_index = max((abs(proba - expected[index]), index) for proba, index in pairs)
+        if difference > tolerance:
             raise CheckFailedError(
-                f"row {rows[number].display_id} of {name}: in batches of {batch}, its probabilities "
-                f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
-                hint=f"--tolerance {2 * apart:.1g} allows that",
+                f"row {rows[worst_index].display_id} of {name}: in batches of {batch}, the probabilities "
+                f"from the exported model and `mmfw predict` differ by {difference:.2g}; nothing was written",
+                hint=f"allow it with --tolerance {2 * difference:.1g}",
             )
-        worst = max(worst, apart)
-    compared = {"split": name, "rows": count, "rows_in_batches_of_1_and_3": len(few)}
-    return probas[_BATCH_SIZE], times[1], {**compared, "precision": "fp32", "largest_difference": worst}
+        largest = max(largest, difference)
+    parity = {"split": name, "rows": count, "rows_in_batches_of_1_and_3": len(sample)}
+    return probas[_BATCH_SIZE], timings[1], {**parity, "precision": "fp32", "largest_difference": largest}
 
 
 def _switch_to_int8(
@@ -152,34 +175,43 @@ def _switch_to_int8(
     fp32_times: dict[str, float],
     max_auroc_drop: float,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Put the weights of 8 bits in the others' place; return their probabilities, and how both compare."""
+    """Replace the model by the one with 8-bit weights and compare both.
+
+    Returns:
+        The probabilities of the quantized model, and the record of the comparison for ``model.json``.
+
+    Raises:
+        CheckFailedError: The AUROC drops by more than ``max_auroc_drop``.
+    """
     files = [model.folder / name for name in ("model.onnx", "int8.onnx")]
     sizes = [file.stat().st_size for file in files]
     rename(files[1], files[0])
-    after, (_, small_times) = (
+    int8_probas, (_, int8_timings) = (
         model.predict(range(len(fp32_probas)), _BATCH_SIZE)[0],
         model.predict(model.sample_numbers, 1),
     )
-    judged = _compare_aurocs(labels, fp32_probas, after)
-    if -judged["difference"] > max_auroc_drop:
+    comparison = _compare_aurocs(labels, fp32_probas, int8_probas)
+    if -comparison["difference"] > max_auroc_drop:
         raise CheckFailedError(
-            "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
-            "fall by {:g}; nothing is written".format(model.target.name, max_auroc_drop, **judged),
-            hint="leave out --int8, or allow more by --max-loss",
+            "with 8-bit weights, the AUROC on {} drops from {before:.4f} to {after:.4f} "
+            "(allowed drop: {:g}); nothing was written".format(
+                model.target.name, max_auroc_drop, **comparison
+            ),
+            hint="omit --int8, or allow a larger drop with --max-loss",
         )
-    return after, {
+    return int8_probas, {
         "before": {"bytes": sizes[0], **fp32_times},
-        "after": {"bytes": sizes[1], **small_times},
-        "largest_difference": max(abs(p - q) for p, q in zip(fp32_probas, after, strict=True)),
-        "auroc": judged,
+        "after": {"bytes": sizes[1], **int8_timings},
+        "largest_difference": max(abs(p - q) for p, q in zip(fp32_probas, int8_probas, strict=True)),
+        "auroc": comparison,
     }
 
 
 def _compare_aurocs(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    """Both AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
+    """Return both AUROCs and their difference with its interval by DeLong's paired method."""
     from mmf_win.results.metrics import auroc_difference, compute_metrics
 
-    found = [compute_metrics(labels, probas)["auroc"].value for probas in (before, after)]
-    change = auroc_difference(labels, after, before)
-    interval = None if change.low is None else [change.low, change.high]
-    return {"before": found[0], "after": found[1], "difference": change.value, "interval": interval}
+    aurocs = [compute_metrics(labels, probas)["auroc"].value for probas in (before, after)]
+    difference = auroc_difference(labels, after, before)
+    interval = None if difference.low is None else [difference.low, difference.high]
+    return {"before": aurocs[0], "after": aurocs[1], "difference": difference.value, "interval": interval}

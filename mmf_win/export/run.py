@@ -1,12 +1,15 @@
-"""Predict memes with the model in this folder, by Python 3.10, onnxruntime, tokenizers, pillow and numpy.
+"""Predict memes with the exported model in this folder.
+
+Requires Python 3.10 or later, onnxruntime, tokenizers, pillow and numpy.
 
   python run.py --image cat.png --text "look at this cat"
   python run.py memes.csv -o predictions.csv
 
-A table is a .jsonl or .csv with img (or image), text and optionally id; its paths are relative to it. A model
-that reads region features takes no images, and something else must make the features: --features, or a column
-of that name, is an .npz with features [boxes, numbers], and as far as model.json names them boxes [boxes, 4]
-in pixels (x1, y1, x2, y2) and image_size [2] (height, width).
+A table is a .jsonl or .csv file with the columns img (or image), text and optionally id; paths in it are
+relative to the table. A model that needs region features takes no images. Its features must be created by
+another program, as an .npz file per meme (--features, or a column of that name) with features [boxes,
+numbers] and, if model.json names them, boxes [boxes, 4] in pixels (x1, y1, x2, y2) and image_size [2]
+(height, width).
 """
 
 import argparse
@@ -34,16 +37,15 @@ except ImportError as missing:
 except KeyboardInterrupt:
     sys.exit(130)
 
-_MAX_BATCH_PIXELS = (
-    2**24
-)  # pixels of a batch of images, of which each is as wide and as high as the largest ones
+# Pixels of a batch, in which each image is padded to the largest width and height.
+_MAX_BATCH_PIXELS = 2**24
 
 
 class UnusableInputError(Exception):
     """Input that cannot be used.
 
     Attributes:
-        reason: what is wrong with which file.
+        reason: Problem and file, without the ID of the meme.
     """
 
     def __init__(self, reason: str, meme: object = None) -> None:
@@ -52,45 +54,49 @@ class UnusableInputError(Exception):
 
 
 class Model:
-    """The model in a folder, and what makes its inputs."""
+    """The model in a folder, with the code that prepares its inputs."""
 
     def __init__(self, folder: Path) -> None:
         self.metadata = read_file(folder / "model.json", read_metadata)
-        self.text, self.inputs = self.metadata["text"], {each["name"] for each in self.metadata["inputs"]}
+        self.text, self.inputs = self.metadata["text"], {tensor["name"] for tensor in self.metadata["inputs"]}
         self.tokenizer = None
         if self.text:
-            self.tokenizer = read_file(folder / "tokenizer.json", lambda at: Tokenizer.from_file(str(at)))
-        versions = f"made with onnxruntime {self.metadata['versions']['onnxruntime']}"
-        versions += f", this is {onnxruntime.__version__}: "
+            self.tokenizer = read_file(folder / "tokenizer.json", lambda path: Tokenizer.from_file(str(path)))
+        versions = f"exported with onnxruntime {self.metadata['versions']['onnxruntime']}"
+        versions += f", running {onnxruntime.__version__}: "
         self.session = read_file(folder / "model.onnx", create_session, error_prefix=versions)
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
-        """The probability of each row that it is hateful."""
+        """Return the probability that each row is hateful.
+
+        Raises:
+            UnusableInputError: A row lacks an input, or a file of it cannot be read.
+        """
         inputs: dict[str, Any] = {}
         needed = {"img": self.metadata["image"], "text": self.text, "features": self.metadata["features"]}
-        for row, name in ((row, name) for row in rows for name, needs in needed.items() if needs):
+        for row, name in ((row, name) for row in rows for name, is_required in needed.items() if is_required):
             if not isinstance(row.get(name), (str, Path)):
                 raise UnusableInputError(
-                    f"meme {row['id']} has no {name}, which this model needs; --help says more"
+                    f"meme {row['id']} has no {name}, which this model requires (see --help)"
                 )
 
         def read_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
             return [read_file(row[name], read, row["id"]) for row in rows]
 
         if self.metadata["image"]:
-            stored = np.array(read_each("img", lambda at: Image.open(at).size))
-            if (half := len(rows) // 2) and len(rows) * stored.max(0).prod() > _MAX_BATCH_PIXELS:
+            sizes = np.array(read_each("img", lambda path: Image.open(path).size))
+            if (half := len(rows) // 2) and len(rows) * sizes.max(0).prod() > _MAX_BATCH_PIXELS:
                 return self.predict(rows[:half]) + self.predict(rows[half:])
-            images = read_each("img", lambda at: np.asarray(open_image(at)))
+            images = read_each("img", lambda path: np.asarray(open_image(path)))
             inputs["size"] = np.array([image.shape[:2] for image in images])
             inputs["image"] = np.zeros((len(rows), *inputs["size"].max(0), 3), np.uint8)
-            for image, place in zip(images, inputs["image"], strict=True):
-                place[: image.shape[0], : image.shape[1]] = image
+            for image, padded in zip(images, inputs["image"], strict=True):
+                padded[: image.shape[0], : image.shape[1]] = image
         if self.tokenizer is not None:
-            most, cls, sep = (self.text[key] for key in ("max_length", "cls", "sep"))
-            found = [self.tokenizer.encode(row["text"], add_special_tokens=False).ids for row in rows]
-            tokens = [[cls, *ids[: most - 2], sep] for ids in found]
-            length = min(most, max(map(len, tokens)) + 1)
+            max_length, cls, sep = (self.text[key] for key in ("max_length", "cls", "sep"))
+            token_ids = [self.tokenizer.encode(row["text"], add_special_tokens=False).ids for row in rows]
+            tokens = [[cls, *ids[: max_length - 2], sep] for ids in token_ids]
+            length = min(max_length, max(map(len, tokens)) + 1)
             inputs["input_ids"] = np.full((len(rows), length), self.text["pad"])
             inputs["input_mask"] = np.zeros((len(rows), length))
             for number, ids in enumerate(tokens):
@@ -98,18 +104,21 @@ class Model:
         if self.metadata["features"]:
             files = read_each("features", self.load_padded_features)
             inputs |= {name: np.stack([file[name] for file in files]) for name in files[0]}
-        given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.metadata["inputs"]}
-        return [float(row[1]) for row in self.session.run(["probabilities"], given)[0]]
+        feeds = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.metadata["inputs"]}
+        return [float(row[1]) for row in self.session.run(["probabilities"], feeds)[0]]
 
     def predict_all(
         self, rows: list[dict[str, Any]], batch_size: int, on_progress: Callable[[int], None]
     ) -> tuple[list[float], dict[str, float]]:
-        """Return the probabilities of rows, and the p50_ms and p99_ms of their batches.
+        """Predict rows in batches and measure the time per batch.
 
         Args:
-            rows: as :func:`read_table` has them.
-            size: how many make a batch.
-            tell: called after each batch with the number of rows done.
+            rows: Rows as returned by :func:`read_table`.
+            batch_size: Rows per batch.
+            on_progress: Called after each batch with the number of completed rows.
+
+        Returns:
+            The probability of each row, and the time per batch in ms as p50_ms and p99_ms.
         """
         probas, times = list[float](), list[float]()
         for start in range(0, len(rows), batch_size):
@@ -121,95 +130,108 @@ class Model:
         return probas, {"p50_ms": p50, "p99_ms": p99}
 
     def load_padded_features(self, path: Path) -> dict[str, Any]:
-        """The region features in a file as one row of the inputs."""
-        file, (most, dim) = np.load(path), (self.metadata["features"][key] for key in ("boxes", "dim"))
-        count = min(most, len(file["features"]))
+        """Return the region features of one meme, padded to the size of the model's inputs.
+
+        Raises:
+            ValueError: An array has the wrong shape or contains values that are not finite.
+        """
+        file, (max_boxes, dim) = np.load(path), (self.metadata["features"][key] for key in ("boxes", "dim"))
+        count = min(max_boxes, len(file["features"]))
         shapes = {"features": (count, dim), "boxes": (count, 4), "image_size": (2,)}
         row = {"max_features": np.array(count)}
         for name in self.inputs & shapes.keys():
-            part = file[name][:most]
-            if part.shape != shapes[name] or not np.isfinite(part).all():
-                raise ValueError(f"{name} must be {shapes[name]} finite numbers")
-            row[name] = np.pad(part, ((0, most - count), (0, 0))) if part.ndim > 1 else part
+            values = file[name][:max_boxes]
+            if values.shape != shapes[name] or not np.isfinite(values).all():
+                raise ValueError(f"{name} must be finite numbers of shape {shapes[name]}")
+            row[name] = np.pad(values, ((0, max_boxes - count), (0, 0))) if values.ndim > 1 else values
         return row
 
 
 def read_file(path: Path, read: Callable[[Path], Any], meme: object = None, error_prefix: str = "") -> Any:
-    """Return what ``read`` makes of a file. Raises Unusable where it cannot be read."""
+    """Return ``read(path)``; raise ``UnusableInputError`` if that fails."""
     try:
         return read(path)
-    except Exception as error:  # of Pillow, numpy and onnxruntime, of no common class
+    except Exception as error:  # Pillow, numpy and onnxruntime have no common base class
         raise UnusableInputError(f"{error_prefix}{path}: {error}".partition("\n")[0], meme) from error
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What a model.json says."""
-    about = json.loads(path.read_text(encoding="utf-8"))
-    return {key: about[key] for key in ("text", "image", "features", "inputs", "versions")}
+    """Return the content of a model.json."""
+    metadata = json.loads(path.read_text(encoding="utf-8"))
+    return {key: metadata[key] for key in ("text", "image", "features", "inputs", "versions")}
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error says and, unless it is Unusable, its class."""
+    """Return the message of an error, with its class unless it is an ``UnusableInputError``."""
     return str(error) if isinstance(error, UnusableInputError) else f"{type(error).__name__}: {error}"
 
 
 def create_session(path: Path) -> onnxruntime.InferenceSession:
-    """What runs a model; it is not told the path, which may have any letters."""
+    """Create the session of a model from its bytes, because onnxruntime may not open every path."""
     return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table, with paths that lead to the files from here."""
+    """Return the rows of a table, with the paths in it resolved.
+
+    Raises:
+        ValueError: A row is invalid, or there are none.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix.lower() == ".jsonl":
             rows = [json.loads(line) for line in file if line.strip()]
         else:
             header = next(filter(str.strip, file), "")
-            mark = max(",;\t", key=header.count)
-            names = [name.strip().lower() for name in next(csv.reader([header], delimiter=mark), [])]
-            rows = list(csv.DictReader(file, names, delimiter=mark))
+            delimiter = max(",;\t", key=header.count)
+            names = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
+            rows = list(csv.DictReader(file, names, delimiter=delimiter))
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or None in row:
-            raise ValueError(f"row {number} has more values than there are columns, or none that are named")
+            raise ValueError(f"row {number} is not an object or has more values than columns")
         row["id"] = number if row.get("id") in (None, "") else row["id"]
         row["img"] = row.get("img") or row.get("image")
         row |= {key: path.parent / row[key] if row.get(key) else None for key in ("img", "features")}
     if not rows:
-        raise ValueError("there are no memes in it")
+        raise ValueError("no memes found")
     return rows
 
 
 def main() -> None:
-    """Do what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("table", nargs="?", type=Path, help=".csv or .jsonl")
     parser.add_argument("--image", type=Path)
     parser.add_argument("--text")
     parser.add_argument("--features", type=Path, help=".npz")
-    parser.add_argument("-o", "--output", type=Path, help="where id,proba,label go, in place of stdout")
+    parser.add_argument("-o", "--output", type=Path, help="write id,proba,label to this file, not to stdout")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent, help="its folder, if not this")
-    parser.add_argument("--timings", action="store_true", help="tell progress and ms a batch on stderr")
-    asked = parser.parse_args()
-    of_one = (asked.image, asked.text, asked.features)
-    if (asked.table is None) == (of_one == (None, None, None)):
-        parser.error("name a table, or one meme")
-    if asked.output and not asked.output.absolute().parent.is_dir():
-        parser.error(f"{asked.output}: there is no such folder")
-    one = {"id": 1, "img": asked.image, "text": asked.text or "", "features": asked.features}
-    rows, size = read_file(asked.table, read_table) if asked.table else [one], max(1, asked.batch_size)
+    parser.add_argument(
+        "--model", type=Path, default=Path(__file__).parent, help="its folder (default: this one)"
+    )
+    parser.add_argument("--timings", action="store_true", help="print progress and ms per batch to stderr")
+    args = parser.parse_args()
+    meme = (args.image, args.text, args.features)
+    if (args.table is None) == (meme == (None, None, None)):
+        parser.error("give either a table or a single meme")
+    if args.output and not args.output.absolute().parent.is_dir():
+        parser.error(f"{args.output}: folder does not exist")
+    single_row = {"id": 1, "img": args.image, "text": args.text or "", "features": args.features}
+    rows, batch_size = (
+        read_file(args.table, read_table) if args.table else [single_row],
+        max(1, args.batch_size),
+    )
 
     def print_progress(done: int) -> None:
-        if len(rows) > size and (asked.timings or sys.stderr.isatty()):
+        if len(rows) > batch_size and (args.timings or sys.stderr.isatty()):
             end = "\n" if done == len(rows) else "\r"
             print(f"{done} of {len(rows)} memes", end=end, file=sys.stderr, flush=True)
 
-    probas, timings = Model(asked.model).predict_all(rows, size, print_progress)
+    probas, timings = Model(args.model).predict_all(rows, batch_size, print_progress)
     lines = [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(rows, probas, strict=True)]
-    to_file = asked.output and asked.output.open("w", encoding="utf-8", newline="")
+    to_file = args.output and args.output.open("w", encoding="utf-8", newline="")
     with to_file or nullcontext(sys.stdout) as file:
         csv.writer(file, lineterminator="\n").writerows([("id", "proba", "label"), *lines])
-    if asked.timings:
+    if args.timings:
         print(json.dumps(timings), file=sys.stderr)
 
 

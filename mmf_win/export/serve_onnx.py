@@ -1,4 +1,4 @@
-"""``python -m mmf_win.export.serve_onnx FOLDER REQUEST``: the process of an exported model."""
+"""``python -m mmf_win.export.serve_onnx FOLDER REQUEST``: the child process of an exported model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def main(folder: Path, request: AttemptRequest) -> None:
-    """Load the model, and predict the rows of a file, or answer until the parent is gone."""
+    """Load the model and predict the rows of a file, or answer requests until the parent process exits."""
     try:
         from mmf_win.export import run
-    except ImportError as error:  # a package is missing or broken
+    except ImportError as error:  # a package is missing or cannot be loaded
         _exit_with_error(request, str(error))
     try:
         model = run.Model(folder)

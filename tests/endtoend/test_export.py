@@ -114,7 +114,9 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     (line,) = (line for line in outside(tool, folder, str(table)).splitlines() if line.startswith("1,"))
     assert float(line.split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
     table.write_text(f"img,text\n{images / rows[0].img},cats, dogs\n", encoding="utf-8")
-    assert "row 1 has more values than there are columns" in outside(tool, folder, str(table), code=1)
+    assert "row 1 is not an object or has more values than columns" in outside(
+        tool, folder, str(table), code=1
+    )
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(images / rows[0].img).convert("RGB").save(tool.folder / "turned.png", exif=exif.tobytes())
@@ -127,14 +129,14 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     found = read_predictions(tool.folder / "own.csv")
     assert [row.proba for row in found] == pytest.approx(own, abs=1e-4)
     table.write_text("img,text\n", encoding="utf-8")
-    assert "there are no memes in it" in outside(tool, folder, str(table), code=1)
+    assert "no memes found" in outside(tool, folder, str(table), code=1)
     (tool.folder / "cut.png").write_bytes((images / rows[0].img).read_bytes()[:60])
     table.write_text("id,img,text\nm 5,cut.png,cat\n", encoding="utf-8")
     assert "error: meme m 5: " in outside(tool, folder, str(table), code=1)
     table.with_suffix(".jsonl").write_text('{"img": "cut.png", "text": 5}', encoding="utf-8")
     assert "error: meme 1 has no text," in outside(tool, folder, str(table.with_suffix(".jsonl")), code=1)
-    assert "there is no such folder" in outside(tool, folder, str(table), "-o", "none/out.csv", code=2)
-    assert "name a table, or one meme" in outside(tool, folder, str(table), "--text", "x", code=2)
+    assert "folder does not exist" in outside(tool, folder, str(table), "-o", "none/out.csv", code=2)
+    assert "give either a table or a single meme" in outside(tool, folder, str(table), "--text", "x", code=2)
 
     assert tool.run_for_exit_code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
     assert tool.run_for_exit_code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
@@ -147,7 +149,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     onnx.save(model, folder / "model.onnx")
     assert tool.run_for_exit_code("predict", "--with", str(folder), "--no-report") == 6
     assert "Unsupported model IR version: 99" in tool.errors
-    made = f"made with onnxruntime {about['versions']['onnxruntime']}, this is "
+    made = f"exported with onnxruntime {about['versions']['onnxruntime']}, running "
     assert made in tool.errors and str(folder / "model.onnx") in tool.errors
     (folder / "tokenizer.json").unlink()
     (tool.folder / "elsewhere" / "tokenizer.json").unlink()

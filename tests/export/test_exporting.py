@@ -1,4 +1,4 @@
-"""The comparison of an exported model with its run; both are stubs that predict what a test says."""
+"""The comparison of an exported model with its run; both are stubs with predictions chosen by the test."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mmf_win.runs.targets import PredictionTarget
 from tests.worlds import report_world
 from tests.worlds.report_world import SPLIT
 
-pytest.importorskip("numpy", reason="could not import numpy")  # the AUROC is calculated with it
+pytest.importorskip("numpy", reason="could not import numpy")  # used for the AUROC
 
 
 @dataclass
 class StubModels:
-    """Stands for the worker that exports a run, and for run.py; weights of 8 bits turn every label round.
+    """Replaces the worker that exports a run, and run.py; 8-bit weights invert every label.
 
     Attributes:
-        rows: the memes of the split, which the run predicts without an error.
-        apart: (batch, id of a row) → by how much the exported model's probability differs; batch 0 for all.
-        batches: the sizes of the batches that were predicted, and of how many rows.
+        rows: Memes of the split, all predicted correctly by the run.
+        apart: Difference of the exported model's probability, by batch size and row ID; batch 0 means all.
+        batches: Batch size and number of rows of each prediction.
     """
 
     rows: list[AnnotationRow]
@@ -69,7 +69,7 @@ class StubModels:
 
 @dataclass(frozen=True)
 class Exporter:
-    """``export`` for a run whose model is a stub."""
+    """Exports a run whose model is a stub."""
 
     run: Run
     places: MmfPaths
@@ -77,7 +77,7 @@ class Exporter:
     output: Path
 
     def __call__(self, *, tolerance: float = 1e-4, int8: bool = False, max_loss: float = 0.005) -> Any:
-        """Export the run to :attr:`run_model`, and return what ``model.json`` holds."""
+        """Export the run to :attr:`output`, and return the content of ``model.json``."""
         display: Any = None  # the stub shows no progress
         self.run.checkpoints.mkdir(exist_ok=True)
         (self.run.checkpoints / "best.ckpt").touch()
@@ -91,14 +91,14 @@ class Exporter:
         )
 
     def is_gone(self) -> bool:
-        """Return whether neither the output nor its parent nor anything else is left."""
+        """Return whether the output, its parent and all temporary folders are gone."""
         disk = self.output.parents[1]
         return not self.output.parent.exists() and not list(disk.glob(".mmfw-export-*"))
 
 
 @pytest.fixture
 def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
-    """An export of a run to a folder whose parent is missing."""
+    """Return an export of a run to a folder whose parent does not exist."""
     world = report_world.make(user_dir, draw_images=False)
     places = MmfPaths.resolve(world.data, world.save)
     models = StubModels(PredictionTarget.from_split(places, SPLIT).rows)
@@ -107,7 +107,7 @@ def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     return Exporter(world.add_run(), places, models, user_dir / "new" / "model")
 
 
-def test_a_model_that_predicts_the_same_is_kept_with_what_was_compared(export: Exporter) -> None:
+def test_matching_model_is_kept_with_its_comparison(export: Exporter) -> None:
     rows = export.models.rows
     export.models.apart = {(0, rows[2].id): 5e-5, (3, rows[5].id): -8e-5}
     about = export()
@@ -135,8 +135,8 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
     assert export(tolerance=tolerance)["parity"]["largest_difference"] == pytest.approx(0.01)
 
 
-def test_weights_of_8_bits_that_cost_too_much_are_not_written(export: Exporter) -> None:
-    with pytest.raises(CheckFailedError, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
+def test_int8_weights_with_too_large_auroc_drop_are_not_written(export: Exporter) -> None:
+    with pytest.raises(CheckFailedError, match=f"the AUROC on {SPLIT} drops from 1.0000 to 0.0000"):
         export(int8=True)
     assert export.is_gone()
     about = export(int8=True, max_loss=1.0)
@@ -145,8 +145,8 @@ def test_weights_of_8_bits_that_cost_too_much_are_not_written(export: Exporter) 
     assert (export.output / "model.onnx").read_bytes() == b"8 bits"
 
 
-def test_a_folder_that_exists_is_left_alone(export: Exporter) -> None:
+def test_existing_folder_is_not_changed(export: Exporter) -> None:
     export.output.mkdir(parents=True)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export()
     assert export.models.batches == [] and list(export.output.iterdir()) == []

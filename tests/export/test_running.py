@@ -1,4 +1,4 @@
-"""How the process of an exported model ends; a damaged model is real, scripts stand for what dies."""
+"""Exit of the process of an exported model; the damaged model is real, scripts replace dying processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = [AnnotationRow(1, "1.png", "text", None, 1)]
 
 
 def write_model(folder: Path) -> None:
-    """Write a model that takes text alone, whose two files of data are damaged."""
+    """Write a text-only model with damaged data files."""
     about: dict[str, Any] = {"text": False, "image": False, "features": False, "inputs": []}
     write_json(folder / "model.json", {**about, "versions": {"onnxruntime": "1"}, "run": "r"})
     (folder / "model.onnx").write_bytes(b"none")
@@ -30,7 +30,7 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
         exported_model.run_model(tmp_path, ROWS, tmp_path)
     write_model(tmp_path)
     with pytest.raises(
-        MmfEnvironmentError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: "
+        MmfEnvironmentError, match=r"^exported with onnxruntime 1, running [^:]*: .*model\.onnx: "
     ) as raised:
         exported_model.run_model(tmp_path, ROWS, tmp_path)
     assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
@@ -48,7 +48,7 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("script", ["print('error: none', flush=True); sys.exit(3)", "os._exit(4)"])
-def test_a_process_that_died_is_told_apart_from_a_model_that_cannot_be_run(
+def test_dead_process_is_distinguished_from_unusable_model(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", f"import os, sys; {script}"]
