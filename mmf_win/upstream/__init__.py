@@ -1,1 +1,1 @@
-"""MMF as a package on disk: its source, its version and its configuration keys. Imports no torch."""
+"""The MMF package on disk: source, version and configuration keys. Does not import torch."""

@@ -1,4 +1,4 @@
-"""The checkpoints of an MMF folder: their names, their order, and the counts in them. Needs no torch."""
+"""Checkpoint files of an MMF folder: names, order and training progress. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import Event
 
-#: The key of what mmfw adds to a checkpoint, to resume as if nothing had happened.
+#: Key of the state that mmfw adds to a checkpoint so that a resumed run gives identical results.
 STATE_KEY = "mmfw"
 
 _NUMBERED_NAME = re.compile(r"model_(\d+)\.ckpt")
@@ -21,11 +21,16 @@ _SUPERSEDED_NAME = re.compile(r"model_(\d+)_aside_\d+\.ckpt")
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far training was when a checkpoint was saved, and what was best until then.
+    """Training progress stored in a checkpoint.
 
-    Epochs count from 1. The best validation, by the criterion that MMF watches, has its score as
-    ``best_value``; it was after ``best_update`` updates, or ``best_iteration`` batches. With ``has_state``,
-    the random state is in it, which a resume restores. ``save_dir`` is MMF's, in which it was saved.
+    Attributes:
+        update: Number of completed updates.
+        epoch: Current epoch, counted from 1.
+        best_update: Update of the best validation.
+        best_iteration: Batch of the best validation.
+        best_value: Value of the criterion that MMF monitors, at the best validation.
+        has_state: The file contains the random state, which a resume restores.
+        save_dir: MMF's save folder when the checkpoint was written.
     """
 
     update: int
@@ -38,7 +43,7 @@ class CheckpointProgress:
 
 
 def read_checkpoint_progress(path: Path) -> CheckpointProgress | None:
-    """The counts in a checkpoint; None in a file that cannot be read or holds weights only."""
+    """Return the progress stored in a checkpoint, or ``None`` for an unreadable or weights-only file."""
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         contents: Any = torch_file.load_plain_contents(path)
         return CheckpointProgress(
@@ -54,37 +59,41 @@ def read_checkpoint_progress(path: Path) -> CheckpointProgress | None:
 
 
 def superseded_updates(events: Iterable[Event]) -> set[int]:
-    """The updates whose checkpoints a resume from an earlier one has set aside, until it is as far itself."""
+    """Return the updates whose checkpoints were superseded by resuming from an earlier checkpoint.
+
+    An update is no longer superseded once a later attempt has saved it or a later one again.
+    """
     saved: set[int] = set()
-    aside: set[int] = set()
+    superseded: set[int] = set()
     for event in events:
         update = event.get("update", 0)
         if event["kind"] == "checkpoint":
             saved.add(update)
-            aside = {other for other in aside if other > update}
+            superseded = {other for other in superseded if other > update}
         elif event["kind"] == "train_started":
-            aside |= {other for other in saved if other > update}
-            saved -= aside
-    return aside
+            superseded |= {other for other in saved if other > update}
+            saved -= superseded
+    return superseded
 
 
 def find_superseded_checkpoints(folder: Path) -> dict[Path, int]:
-    """The files ``models/model_<update>_aside_<n>.ckpt`` below MMF's folder, and their updates.
+    """Return the files ``models/model_<update>_aside_<n>.ckpt`` below MMF's folder with their updates.
 
-    Each was a run's last until it went on from an earlier one.
+    Each was the last checkpoint of a run until the run was resumed from an earlier one.
     """
-    found = (folder / "models").glob("model_*_aside_*.ckpt")
-    return {path: int(match[1]) for path in found if (match := _SUPERSEDED_NAME.fullmatch(path.name))}
+    paths = (folder / "models").glob("model_*_aside_*.ckpt")
+    return {path: int(match[1]) for path in paths if (match := _SUPERSEDED_NAME.fullmatch(path.name))}
 
 
 def find_numbered_checkpoints(folder: Path) -> list[Path]:
-    """The files ``models/model_<update>.ckpt`` below MMF's folder, the newest first.
+    """Return the files ``models/model_<update>.ckpt`` below MMF's folder, newest first.
 
-    A run that went back to its best has older ones with higher numbers, so the time of writing comes first.
+    They are sorted by time of writing first, because a run that was resumed from its best checkpoint has
+    older files with higher numbers.
     """
-    found = [
+    checkpoints = [
         (path.stat().st_mtime_ns, int(match[1]), path)
         for path in (folder / "models").glob("model_*.ckpt")
         if (match := _NUMBERED_NAME.fullmatch(path.name))
     ]
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return [path for _, _, path in sorted(checkpoints, reverse=True)]

@@ -1,7 +1,7 @@
-"""The configuration that MMF would make of a preset, read without importing MMF.
+"""The configuration that MMF would compose for a preset, computed without importing MMF.
 
-The order is that of ``mmf.utils.configuration``: MMF's defaults, the model's and the dataset's own
-configuration, then the one that the run names with its includes, and the run's settings.
+The order is that of ``mmf.utils.configuration``: MMF's defaults, the defaults of the model and the dataset,
+the configuration file with its includes, and the settings of the run.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from mmf_win.upstream.versions import config_path, follow_text_links, read_versi
 Settings = dict[str, Any]
 
 DATASET = "hateful_memes"
-#: The group of settings that MMF has no keys for; it never gets them.
+#: Group of the settings for which MMF has no key. It is not passed to MMF.
 MMFW_GROUP = "mmfw"
 _DEFAULTS_FILE = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
-# 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
+# 1.0.0rc10 uses an older name of the resolver, and OmegaConf warns about an unquoted empty default.
 _ENV_INTERPOLATION = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
-_MAX_YAML_DEPTH = 100
+_MAX_YAML_DEPTH = 100  # libyaml's loader crashes on very deep nesting
 _TRAINING_KEYS = (
     *("max_updates", "max_epochs", "batch_size", "update_frequency"),
     *("early_stop.enabled", "early_stop.patience", "checkpoint_interval", "evaluation_interval"),
 )
 _USER_DIR_VARIABLE = "MMF_USER_DIR"
 _FOLDER_KEYS = ("cache_dir", "data_dir", "save_dir", "report_dir")
-_COMMAND_LINE_KEYS = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
+_COMMAND_LINE_KEYS = {"config", "model", "dataset", "datasets"}  # passed to MMF on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
 _RENAMED_KEYS = {
     "learning_rate": "optimizer.params.lr",
@@ -55,12 +55,12 @@ _RENAMED_KEYS = {
 
 @dataclass(frozen=True)
 class ConfigSpec:
-    """What MMF's configuration is made of.
+    """Inputs of an MMF configuration.
 
     Attributes:
         model: MMF's name of the model.
-        config: MMF configuration to start from, as :func:`mmf_win.upstream.versions.config_path` takes it.
-        settings: a tree of MMF's keys, merged over it.
+        config: MMF configuration file, as :func:`mmf_win.upstream.versions.config_path` takes it.
+        settings: Settings tree that is merged over it.
         offline: MMF must download nothing.
     """
 
@@ -71,7 +71,7 @@ class ConfigSpec:
 
     @property
     def mmf_settings(self) -> Settings:
-        """The settings that MMF has keys for."""
+        """Settings that MMF has keys for."""
         return {key: value for key, value in self.settings.items() if key != MMFW_GROUP}
 
 
@@ -83,13 +83,23 @@ def resolve_config(
     *,
     checked_settings: Settings | None = None,
 ) -> Settings:
-    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
-    of ``training``, how long it lasts and when it saves and validates; as ``user_dir`` the folder of the
-    user's own code, as it is named; as ``typed`` the tree that the overrides stand for.
+    """Resolve the parts of MMF's configuration that name files.
 
-    Overrides are merged last. Of the settings, MMF must know those that are ``checked``, or all. Raises
-    UsageError where it cannot be put together, or MMF would refuse or drop a part of it, and MmfError where a
-    file of MMF is missing.
+    Args:
+        root: Folder of the packages ``mmf`` and ``mmf_cli``.
+        mmf_paths: MMF's folders.
+        config_spec: Model, configuration file and settings.
+        overrides: Overrides, merged last.
+        checked_settings: Settings that must be valid MMF keys; ``None`` for all settings.
+
+    Returns:
+        The groups ``env``, ``checkpoint``, ``dataset`` and ``model``; the keys of ``training`` about its
+        length and its saves and validations; ``user_dir``, the folder of user code as given; ``typed``, the
+        settings from the overrides.
+
+    Raises:
+        UsageError: The configuration cannot be composed, or MMF would reject or ignore a part of it.
+        MmfEnvironmentError: A file of MMF is missing.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -97,13 +107,15 @@ def resolve_config(
 
     try:
         version = read_version(root)
-        of_mmf, merged = compose_config(root, mmf_paths, config_spec)
-        own_code = bool(merged.env.user_dir) or any(word.startswith("env.user_dir=") for word in overrides)
+        mmf_config, merged = compose_config(root, mmf_paths, config_spec)
+        has_user_code = bool(merged.env.user_dir) or any(
+            override.startswith("env.user_dir=") for override in overrides
+        )
         checked_settings = config_spec.mmf_settings if checked_settings is None else checked_settings
         require_valid_settings(
-            OmegaConf.to_container(of_mmf), checked_settings, version, has_user_code=own_code
+            OmegaConf.to_container(mmf_config), checked_settings, version, has_user_code=has_user_code
         )
-        apply_overrides(merged, overrides, version=version, has_user_code=own_code)
+        apply_overrides(merged, overrides, version=version, has_user_code=has_user_code)
         unresolved: Any = OmegaConf.to_container(merged)
 
         def select_part(path: str) -> Any:
@@ -121,26 +133,28 @@ def resolve_config(
         }
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(
-            f"the configuration of {config_spec.model} cannot be put together: {reason}"
-        ) from None
+        raise UsageError(f"cannot compose the configuration of {config_spec.model}: {reason}") from None
 
 
 def _find_user_dir(raw_value: Any, resolved_value: Any) -> str | None:
-    """The folder of code that MMF imports: the configuration's, or where that is empty ``MMF_USER_DIR``.
+    """Return the folder of user code: that of the configuration or, if empty, of ``MMF_USER_DIR``.
 
-    What is ``named`` in the configuration stands here for what is ``configured``. It is None where nothing
-    names a folder, and empty where what names one stands for nothing here.
+    Args:
+        raw_value: ``env.user_dir`` with interpolations.
+        resolved_value: ``env.user_dir`` as resolved on this machine.
+
+    Returns:
+        The folder; ``None`` if none is configured, and ``""`` if the configured value resolves to nothing
+        here.
     """
     folder = resolved_value or os.environ.get(_USER_DIR_VARIABLE)
-    is_named = raw_value is not None and _USER_DIR_VARIABLE not in str(
-        raw_value
-    )  # MMF's own names the variable
+    # MMF's default refers to the variable.
+    is_named = raw_value is not None and _USER_DIR_VARIABLE not in str(raw_value)
     return str(folder) if folder else "" if is_named else None
 
 
 def _settings_from_overrides(overrides: Sequence[str], config: Any) -> Settings:
-    """The tree that overrides stand for, taken from ``config``, which has them; of a list, all items."""
+    """Return the settings tree of the overrides, taken from ``config``; lists are taken as a whole."""
     typed: Settings = {}
     for override in overrides:
         key = override.partition("=")[0].partition("[")[0]
@@ -152,7 +166,7 @@ def _settings_from_overrides(overrides: Sequence[str], config: Any) -> Settings:
 
 
 def set_nested_value(settings: Settings, key: str, value: Any) -> None:
-    """Set a key such as ``training.seed`` in a tree of settings."""
+    """Set a key such as ``training.seed`` in a settings tree."""
     *groups, last = key.split(".")
     for name in groups:
         if not isinstance(settings.get(name), dict):
@@ -162,7 +176,7 @@ def set_nested_value(settings: Settings, key: str, value: Any) -> None:
 
 
 def merge_settings(*trees: Mapping[str, Any]) -> Settings:
-    """Settings merged key by key; later ones win."""
+    """Merge settings trees key by key; later trees take precedence."""
     from omegaconf import OmegaConf
 
     merged: Any = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
@@ -170,63 +184,66 @@ def merge_settings(*trees: Mapping[str, Any]) -> Settings:
 
 
 def compose_config(root: Path, mmf_paths: MmfPaths, config_spec: ConfigSpec) -> tuple[Any, Any]:
-    """MMF's own configuration of the experiment, and with its settings.
+    """Return MMF's own configuration of an experiment, and the same with the settings of the run.
 
-    Arguments and errors are as for :func:`resolve_config`.
+    Args:
+        root: As for :func:`resolve_config`.
+        mmf_paths: As for :func:`resolve_config`.
+        config_spec: As for :func:`resolve_config`.
+
+    Raises:
+        UsageError: As for :func:`resolve_config`.
+        MmfEnvironmentError: As for :func:`resolve_config`.
     """
     from omegaconf import OmegaConf
 
-    own = find_model_config(root, config_spec.model)
-    named = [root / "mmf" / own] if own else []
-    named += [root / "mmf" / _DATASET_CONFIG]
-    named += [config_path(root, config_spec.config)] if config_spec.config else []
+    model_config = find_model_config(root, config_spec.model)
+    config_files = [root / "mmf" / model_config] if model_config else []
+    config_files += [root / "mmf" / _DATASET_CONFIG]
+    config_files += [config_path(root, config_spec.config)] if config_spec.config else []
     defaults = load_yaml(root, root / _DEFAULTS_FILE)
-    of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
+    mmf_config = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in config_files))
     for key in _COMMAND_LINE_KEYS & config_spec.mmf_settings.keys():
         raise UsageError(f"{key} is set by mmfw", hint=RESERVED_KEYS[key])
-    _require_group(
-        config_spec.mmf_settings.get("env", {})
-    )  # OmegaConf 2.3 names no key of a list that it cannot merge
-    merged: Any = OmegaConf.merge(of_mmf, config_spec.mmf_settings)
-    whole: Any = OmegaConf.to_container(merged)
-    env = whole["env"]
+    # Checked first, because OmegaConf 2.3 does not name the key of a list that it cannot merge.
+    _require_group(config_spec.mmf_settings.get("env", {}))
+    merged: Any = OmegaConf.merge(mmf_config, config_spec.mmf_settings)
+    plain_config: Any = OmegaConf.to_container(merged)
+    env = plain_config["env"]
     _require_group(env)
-    env_of_mmf: Any = OmegaConf.to_container(defaults.env)
+    default_env: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDER_KEYS:
-        if env[key] != env_of_mmf[key]:
+        if env[key] != default_env[key]:
             raise UsageError(f"env.{key} is set by mmfw", hint=RESERVED_KEYS[f"env.{key}"])
     for old, new in _RENAMED_KEYS.items():
         if OmegaConf.select(merged, old) is not None:
-            raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
+            raise UsageError(f"{old} is a deprecated key that replaces {new} in MMF", hint=f"use {new}")
     merged.env.cache_dir, merged.env.data_dir = (
         escape_interpolation(mmf_paths.cache_dir),
         escape_interpolation(mmf_paths.data_dir),
     )
     if config_spec.offline:
         merged.env.dataset_zoo = escape_interpolation(empty_zoo_file())
-    return of_mmf, merged
+    return mmf_config, merged
 
 
 def _require_group(env: object) -> None:
-    if not isinstance(env, dict):  # as an interpolation it may be another one in the worker
-        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
+    if not isinstance(env, dict):  # an interpolation could have another value in the worker
+        raise UsageError(f"env: expected a group of keys, got {env!r}", hint="set a key in it: env.user_dir")
 
 
 def find_model_config(root: Path, model: str) -> str | None:
-    """Return the configuration that MMF's class of a model names as its own, or None where it names none."""
+    """Return the configuration file that MMF's class of a model names, or ``None`` if there is none."""
     for path in sorted((root / "mmf" / "models").rglob("*.py")):
         _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
         if registered:
-            named = re.search(r'def config_path\(\w+\).*:\s+return "(.+)"', code.split("\nclass ")[1])
-            return named[1] if named else None
+            match = re.search(r'def config_path\(\w+\).*:\s+return "(.+)"', code.split("\nclass ")[1])
+            return match[1] if match else None
     return None
 
 
 def parse_yaml(text: str) -> Any:
-    """A YAML text as OmegaConf reads it.
-
-    Raises ValueError where it is none, or nested so deeply that libyaml's loader would crash.
-    """
+    """Parse a YAML text as OmegaConf does; raise ``ValueError`` if it is invalid or nested too deeply."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -236,28 +253,28 @@ def parse_yaml(text: str) -> Any:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_YAML_DEPTH:
-                raise yaml.YAMLError(f"it is nested more than {_MAX_YAML_DEPTH} levels deep")
+                raise yaml.YAMLError(f"nested more than {_MAX_YAML_DEPTH} levels deep")
         return OmegaConf.load(StringIO(text))
-    except OSError:  # OmegaConf says so of one number
-        raise ValueError("a mapping of keys is expected") from None
+    except OSError:  # raised by OmegaConf for a single number
+        raise ValueError("expected a mapping of keys") from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"not valid YAML ({' '.join(str(error).split())})") from None
 
 
 def load_yaml(root: Path, path: Path) -> Any:
-    """A YAML file of MMF's with its ``includes``, relative to the package ``mmf`` or to the file."""
+    """Load an MMF YAML file and its ``includes``, which are relative to ``mmf`` or to the file."""
     from omegaconf import OmegaConf
 
     path = follow_text_links(path)
     try:
         text = path.read_text(encoding="utf-8")
-        own: Any = parse_yaml(_ENV_INTERPOLATION.sub(r"${oc.env:\1,'\2'}", text))
+        config: Any = parse_yaml(_ENV_INTERPOLATION.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
         raise MmfEnvironmentError(
             f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`"
         ) from None
     included = []
-    for name in own.pop("includes", None) or []:
-        of_mmf = follow_text_links(root / "mmf" / name)
-        included.append(load_yaml(root, of_mmf if of_mmf.is_file() else path.parent / name))
-    return OmegaConf.merge(*included, own)
+    for name in config.pop("includes", None) or []:
+        mmf_file = follow_text_links(root / "mmf" / name)
+        included.append(load_yaml(root, mmf_file if mmf_file.is_file() else path.parent / name))
+    return OmegaConf.merge(*included, config)

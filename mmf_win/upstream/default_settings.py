@@ -1,4 +1,4 @@
-"""MMF's configuration keys that mmfw sets, so that a user does not trip over MMF's defaults."""
+"""MMF configuration keys that mmfw sets, to correct defaults of MMF that would get in the user's way."""
 
 from __future__ import annotations
 
@@ -15,44 +15,50 @@ from mmf_win.upstream.versions import has_key
 
 ANNOTATIONS_TEMPLATE = "hateful_memes/defaults/annotations/{}.jsonl"
 
-#: Variables that break the worker: libraries need docstrings and warn; tracing takes ten times as long.
+#: Variables that break the worker: libraries need docstrings and emit warnings, and tracing is very slow.
 HARMFUL_VARIABLES = ("PYTHONOPTIMIZE", "PYTHONTRACEMALLOC", "PYTHONWARNINGS")
 
 
 def common_settings(model: str, splits: Mapping[str, str], version: str, process_count: int = 1) -> Settings:
-    """What every run needs; ``processes`` share this machine.
+    """Return the settings of every run.
 
-    ``splits`` has the stems of the files for ``train``, ``val`` and ``test``.
+    Args:
+        model: MMF's name of the model.
+        splits: Stems of the annotation files for ``train``, ``val`` and ``test``.
+        version: MMF's version.
+        process_count: Number of training processes on this machine.
     """
     training: Settings = {
         "num_workers": default_dataloader_workers() // process_count,
         "experiment_name": model,
-        # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
+        # This is the resolution of a run's curves. With MMF's default of 100, a short run has none.
         "log_interval": 10,
     }
     if not has_key(version, "training.callbacks"):
         training["trainer"] = "mmfw"
     if has_key(version, "training.stdout_capture"):
-        training["stdout_capture"] = False  # else the log says nothing after "Logging to:"
+        training["stdout_capture"] = False  # else the log ends after "Logging to:"
     if has_key(version, "training.colored_logs"):
         training["colored_logs"] = False
     annotations = {slot: [ANNOTATIONS_TEMPLATE.format(stem)] for slot, stem in splits.items()}
     return {
         "training": training,
         "dataset_config": {"hateful_memes": {"annotations": annotations}},
-        # GitPython reads the repository around MMF, which may be the user's own or none.
+        # GitPython would read the repository that contains MMF, if any; it may be an unrelated one.
         "checkpoint": {"save_git_details": False},
-        # MMF would start a process for each GPU; ours start all that is asked for.
+        # MMF would start a process per GPU; mmfw starts the requested processes itself.
         "distributed": {"world_size": 1},
     }
 
 
 def training_settings(max_updates: int | None) -> Settings:
-    """What training needs, unless a preset says otherwise.
+    """Return the default settings of a training, which a preset may replace.
 
-    Where the user named its total of updates, a short run validates and saves at least five times.
+    Args:
+        max_updates: Total number of updates if the user set it. A short run then validates and saves at least
+            five times.
     """
-    # MMF's train_inference then tests, and fails after hours where the test set has no labels.
+    # MMF's train_inference would test at the end, which fails after hours if the test set has no labels.
     if max_updates is None:
         return {"run_type": "train_val"}
     interval = min(1000, max(1, max_updates // 5))
@@ -61,31 +67,31 @@ def training_settings(max_updates: int | None) -> Settings:
 
 
 def add_hooks(settings: Settings, version: str, precision: str | None) -> Settings:
-    """``settings`` with our callback beside those that a preset has.
+    """Return ``settings`` with mmfw's callback added to those of the preset.
 
-    Where the model calculates with a ``precision`` of our options, a hook sees to that, and MMF's own half
-    precision, which refuses CPUs, is off.
+    If ``precision`` is set, a hook casts the model, so MMF's own half precision is switched off; it does not
+    support CPUs.
     """
     if not has_key(version, "training.callbacks"):
         return settings
     training = settings.get("training", {})
     callbacks = [*training.get("callbacks", []), {"type": "mmfw", "params": {}}]
-    off = {} if precision is None else {"fp16": False}
-    return {**settings, "training": {**training, **off, "callbacks": callbacks}}
+    mmf_precision = {} if precision is None else {"fp16": False}
+    return {**settings, "training": {**training, **mmf_precision, "callbacks": callbacks}}
 
 
 def resume_settings(checkpoint: Path) -> Settings:
-    """What resuming from a checkpoint needs.
+    """Return the settings to resume from a checkpoint.
 
-    MMF's ``resume`` takes current.ckpt whatever ``resume_file`` says, ``resume_best`` restarts the counts,
-    and ``resume_pretrained`` would copy only what the model was pretrained with.
+    MMF's ``resume`` loads current.ckpt regardless of ``resume_file``, ``resume_best`` restarts the counts,
+    and ``resume_pretrained`` would copy only the weights that the model was pretrained with.
     """
     off = dict.fromkeys(("resume", "resume_best", "resume_pretrained"), False)
     return {"checkpoint": {**off, "resume_file": escape_interpolation(checkpoint), "resume_zoo": None}}
 
 
 def prediction_settings(checkpoint: Path, version: str) -> Settings:
-    """What prediction with one checkpoint needs, whatever the run had."""
+    """Return the settings to predict with one checkpoint, which replace those of the run."""
     settings = resume_settings(checkpoint)
     settings["checkpoint"]["reset"] = {"optimizer": True}
     evaluation: Settings = {"predict": True, "predict_file_format": "csv"}
@@ -95,10 +101,10 @@ def prediction_settings(checkpoint: Path, version: str) -> Settings:
 
 
 def settings_for_all_splits(**paths: Path | str) -> Settings:
-    """The paths of what a prediction reads: MMF loads the splits for training and validation, too."""
+    """Return settings that use the same paths for all splits: MMF loads all of them to predict."""
     slots = ("train", "val", "test")
-    every = {kind: {slot: [escape_interpolation(path)] for slot in slots} for kind, path in paths.items()}
-    return {"dataset_config": {"hateful_memes": every}}
+    by_kind = {kind: {slot: [escape_interpolation(path)] for slot in slots} for kind, path in paths.items()}
+    return {"dataset_config": {"hateful_memes": by_kind}}
 
 
 def worker_environment(
@@ -110,19 +116,24 @@ def worker_environment(
     offline: bool,
     may_query_hub: bool = True,
 ) -> dict[str, str]:
-    """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
+    """Return the worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 
-    MMF keeps checkpoints in ``save_dir``, its own logs in ``logs`` and predictions in ``raw_reports``. Where
-    it ``asks_hub``, it may need more of the Hugging Face Hub than what is here.
+    Args:
+        mmf_paths: MMF's folders.
+        save_dir: Folder of MMF's checkpoints.
+        log_dir: Folder of MMF's logs.
+        raw_reports: Folder of MMF's prediction files.
+        offline: Allow no downloads.
+        may_query_hub: The run may need more from the Hugging Face Hub than its cache contains.
     """
     return {
-        # How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.
-        # By default that is 300 times as long, and two trainings at once on two cores then took 2.5 times
-        # as long as one after the other. A training alone is slower by no more than 2 %.
+        # Limit how long a thread of GNU OpenMP spins while it waits, unless the user has chosen. The default
+        # is 300 times as long, with which two concurrent trainings on two cores took 2.5 times as long as
+        # two consecutive ones. A single training is at most 2 % slower.
         **({} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}),
-        # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
+        # The inputs of a run were fetched and verified before, so MMF has nothing to download.
         "MMF_DATASET_ZOO": str(empty_zoo_file()),
-        # transformers would look for newer files of a model, and without a network wait for minutes.
+        # transformers would look for newer files of a model, which takes minutes without a network.
         **({} if may_query_hub else {"HF_HUB_OFFLINE": "1"}),
         **{
             key: value
@@ -134,10 +145,10 @@ def worker_environment(
         "MMF_SAVE_DIR": str(save_dir),
         "MMF_LOG_DIR": str(log_dir),
         "MMF_REPORT_DIR": str(raw_reports),
-        # MMF opens text without naming an encoding; on Windows that would be the code page.
+        # MMF opens text files without an encoding, which on Windows would be the code page.
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
-        # Nothing that happens to lie in the user's folder may stand in for a library (Python 3.11 and later).
+        # A file in the user's folder must not replace a library (Python 3.11 and later).
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **({"MMF_DATASET_ZOO": str(empty_zoo_file()), "HF_HUB_OFFLINE": "1"} if offline else {}),
@@ -145,23 +156,24 @@ def worker_environment(
 
 
 def limit_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
-    """``environment`` with at most ``count`` GPUs in it, and no mention of other processes that take part."""
-    left = launcher_variables(environment)
-    alone = {key: value for key, value in environment.items() if key not in left}
-    names = alone.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
-    return alone | {"CUDA_VISIBLE_DEVICES": ",".join(names[:count]) if count else "-1"}
+    """Return ``environment`` with at most ``count`` visible GPUs and without a launcher's variables."""
+    removed = launcher_variables(environment)
+    remaining = {key: value for key, value in environment.items() if key not in removed}
+    gpu_ids = remaining.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return remaining | {"CUDA_VISIBLE_DEVICES": ",".join(gpu_ids[:count]) if count else "-1"}
 
 
 def launcher_variables(environment: Iterable[str]) -> list[str]:
-    """The variables by which a launcher such as torchrun tells MMF of other processes that take part."""
-    told = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return [key for key in environment if key in told]
+    """Return the variables with which a launcher such as torchrun describes a distributed training."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return [key for key in environment if key in names]
 
 
 def default_dataloader_workers() -> int:
-    """DataLoader workers for this machine.
+    """Return the number of DataLoader workers for this machine.
 
-    On two cores, and on Windows where each worker imports torch again, they cost more than they bring.
+    With two cores they cost more than they gain; the same is true on Windows, where each worker imports
+    torch.
     """
     if sys.platform == "win32":
         return 0

@@ -1,16 +1,16 @@
-"""Getting MMF, and finding the copy that runs.
+"""Install MMF and find the copy that is used.
 
 ::
 
     <tool home>/mmf/
-        installed.json          which copy is used; written last
-        pypi-1.0.0rc10/         holds the packages mmf and mmf_cli, and the manifest of all files; goes on
-                                the worker's sys.path
+        installed.json          the selected copy; written last
+        pypi-1.0.0rc10/         the packages mmf and mmf_cli with a manifest of all files; added to the
+                                worker's sys.path
         .mmfw-staging/          a copy being fetched; renamed once every file is verified
-        .mmfw-lock              held by the process that changes any of this
+        .mmfw-lock              locked by the process that changes this folder
 
-MMF lives beside the environment's packages rather than among them, because its own requirements (torch 1.5
-among them) can no longer be met and must not meet pip's resolver.
+MMF is installed next to the environment's packages and not among them: its own requirements (torch 1.5, for
+example) can no longer be met and must not reach pip's resolver.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class MmfInstall:
     """A copy of MMF.
 
     Attributes:
-        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        version: MMF's own version.
-        source: ``pypi`` or ``github`` when mmfw fetched it, ``path`` for a checkout that the user edits,
-            ``environment`` for one that Python finds by itself.
-        commit: the commit, where it is known.
+        root: Folder of the packages ``mmf`` and ``mmf_cli``.
+        version: MMF's version.
+        source: ``pypi`` or ``github`` if mmfw fetched it, ``path`` for the user's checkout, ``environment``
+            for a copy that Python finds by itself.
+        commit: Git commit, if known.
     """
 
     root: Path
@@ -58,57 +58,73 @@ class MmfInstall:
 
 
 def find_mmf() -> MmfInstall:
-    """The MMF that runs: what ``mmfw setup`` chose, else one that is importable here.
+    """Return the MMF in use: the copy selected by ``mmfw setup``, or else an importable one.
 
-    Looks at a few files only; :func:`find_changed_files` looks at all of them. Raises MmfError where there is
-    none, or it is visibly incomplete.
+    Checks only a few files; :func:`find_changed_files` checks all of them.
+
+    Raises:
+        MmfEnvironmentError: There is no MMF, or it is visibly incomplete.
     """
     installed = selected_mmf() or _find_importable_mmf()
     if installed is None:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
     if not _has_mmf(installed.root):
-        again = "run `mmfw setup`"
+        hint = "run `mmfw setup`"
         if installed.source == "path":
-            again = f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
-        raise MmfEnvironmentError(f"the MMF in {installed.root} is incomplete", hint=again)
+            hint = f"restore {installed.root}, or run `mmfw setup --mmf pypi`"
+        raise MmfEnvironmentError(f"the MMF in {installed.root} is incomplete", hint=hint)
     return installed
 
 
 def require_mmf() -> MmfInstall:
-    """The MMF that runs; an :class:`MmfEnvironmentError` where a worker could not import it, or PyTorch."""
+    """Return the MMF in use.
+
+    Raises:
+        MmfEnvironmentError: A worker could not import MMF or PyTorch.
+    """
     require_packages("torch", "torchvision", "transformers")
     return find_mmf()
 
 
 def require_packages(*packages: str, extra: str = "[train]") -> None:
-    """Raise an :class:`MmfEnvironmentError` if packages, of an ``extra`` of mmfw, are not installed;
-    imports none.
+    """Check, without importing them, that packages are installed.
+
+    Args:
+        packages: Names of packages.
+        extra: Extra of mmfw that installs them.
+
+    Raises:
+        MmfEnvironmentError: A package is not installed.
     """
     missing = [package for package in packages if find_spec(_IMPORT_NAMES.get(package, package)) is None]
     if missing:
-        # Alone, pip would bring PyTorch for CUDA on any Linux.
-        hint = "`mmfw doctor` names the commands that install it" if "torch" in missing else pip_hint(extra)
+        # Without an index URL, pip installs PyTorch for CUDA on any Linux.
+        hint = "run `mmfw doctor` for the commands that install it" if "torch" in missing else pip_hint(extra)
         raise MmfEnvironmentError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
 
 
 def pip_hint(extra: str = "") -> str:
-    """How to install what mmfw, or an extra such as ``[train]``, requires, at the tested versions.
+    """Return the hint that installs the requirements of mmfw, or of an extra, at the tested versions.
 
-    By its name, pip adds what an extra requires to the mmfw that is installed, from wherever that came.
+    Given the name of mmfw, pip adds the requirements of an extra to the installed copy, whatever its origin.
     """
     try:
         importlib.metadata.requires("mmf-win")
-        what, where = f"mmf-win{extra}", ""
-    except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
-        what, where = f".{extra}", " in a clone of mmfw"
-    return f"run `{format_command('pip', 'install', '-c', constraints_file(), what)}`{where}"
+        requirement, location = f"mmf-win{extra}", ""
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        requirement, location = f".{extra}", " in a clone of mmfw"
+    return f"run `{format_command('pip', 'install', '-c', constraints_file(), requirement)}`{location}"
 
 
 def selected_mmf() -> MmfInstall | None:
-    """What ``mmfw setup`` chose, intact or not; None when it never ran. An MmfError if it cannot tell."""
+    """Return the copy selected by ``mmfw setup``, intact or not, or ``None`` if it never ran.
+
+    Raises:
+        MmfEnvironmentError: The selection cannot be read.
+    """
     try:
-        note = read_json(_selection_file())
-        return MmfInstall(_mmf_home() / note["root"], note["version"], note["source"], note["commit"])
+        saved = read_json(_selection_file())
+        return MmfInstall(_mmf_home() / saved["root"], saved["version"], saved["source"], saved["commit"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -118,15 +134,23 @@ def selected_mmf() -> MmfInstall | None:
 
 
 def has_selected_mmf() -> bool:
-    """Whether ``mmfw setup`` ever ran."""
+    """Return whether ``mmfw setup`` has ever selected a copy."""
     return _selection_file().exists()
 
 
 def select_mmf(source_or_checkout: str | None = None, *, force: bool = False) -> MmfInstall:
-    """Use a copy, fetching it if it is not there or damaged, or by ``force``.
+    """Select a copy of MMF, fetching it if it is missing or damaged, or with ``force``.
 
-    What is ``wanted`` is the name of a source or the folder of a checkout, or else what was chosen before.
-    Raises MmfError where it cannot be had, and UsageError where the folder is no checkout.
+    Args:
+        source_or_checkout: Name of a source or folder of a checkout; ``None`` for the current selection.
+        force: Fetch the copy even if it is intact.
+
+    Returns:
+        The selected copy.
+
+    Raises:
+        MmfEnvironmentError: The copy cannot be fetched.
+        UsageError: The folder is not a checkout of MMF.
     """
     if source_or_checkout is None:
         current = selected_mmf()
@@ -138,44 +162,59 @@ def select_mmf(source_or_checkout: str | None = None, *, force: bool = False) ->
 
 
 def install(source: MmfSource, *, force: bool = False) -> MmfInstall:
-    """Use a copy from ``source``; one that is there and intact is fetched again only by ``force``.
+    """Select a copy from ``source``; an intact one is fetched again only with ``force``.
 
-    Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
-    Raises MmfError where it cannot be had, OSError where the disk is full or files are in use.
+    The old copy stays in place until the new one is verified. A concurrent call waits for the first.
+
+    Returns:
+        The selected copy.
+
+    Raises:
+        MmfEnvironmentError: The copy cannot be fetched.
+        OSError: The disk is full, or files are in use.
     """
-    # Short, since paths on Windows may be no longer than 260 characters.
+    # Short, because paths on Windows are limited to 260 characters.
     root = _mmf_home() / f"{source.name}-{(source.commit or source.version)[:12]}"
     copy = MmfInstall(root, source.version, source.name, source.commit)
-    with open_staging(_require_writable_home(), wait=True) as here:
+    with open_staging(_require_writable_home(), wait=True) as staging:
         if force or find_changed_files(copy) != []:
-            manifest = source.fetch(here)
+            manifest = source.fetch(staging)
             manifest.save()
             if damage := find_damage(manifest):
-                hint = "try again; if that does not help, suspect the disk or a virus scanner"
+                hint = "try again; if it fails again, check the disk and the virus scanner"
                 raise MmfEnvironmentError(
-                    f"MMF {source.version} did not arrive intact ({damage[0]})", hint=hint
+                    f"MMF {source.version} is damaged after the download ({damage[0]})", hint=hint
                 )
-            fsync_files([here.new_dir / name for name in manifest.files])
-            here.install([(here.new_dir, root)])
+            fsync_files([staging.new_dir / name for name in manifest.files])
+            staging.install([(staging.new_dir, root)])
         return _save_selection(copy)
 
 
 def use_checkout(checkout: Path) -> MmfInstall:
-    """Use a checkout that the user edits, which is neither copied nor changed; a UsageError if it is none."""
+    """Select the user's checkout of MMF, which is neither copied nor changed.
+
+    Returns:
+        The selected copy.
+
+    Raises:
+        UsageError: The folder is not a checkout of MMF.
+    """
     root = expand_home(checkout).resolve()
     if not _has_mmf(root):
         raise UsageError(
-            f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
-            hint="give pypi, github or a clone of https://github.com/facebookresearch/mmf",
+            f"{root} is not a checkout of MMF: mmf/version.py or mmf_cli/run.py is missing",
+            hint="use pypi, github or a clone of https://github.com/facebookresearch/mmf",
         )
     with open_staging(_require_writable_home(), wait=True):
         return _save_selection(MmfInstall(root, read_version(root), "path"))
 
 
 def find_changed_files(mmf_install: MmfInstall, *, full: bool = False) -> list[str] | None:
-    """What is wrong with a copy, a line for each file; None for a checkout, which its user edits.
+    """Return the problems of a copy, one line per file, or ``None`` for a checkout that the user may edit.
 
-    A file that was not touched since it was last found intact is read only for a ``full`` look.
+    Args:
+        mmf_install: Copy to verify.
+        full: Read every file, including those not modified since they were last found intact.
     """
     if mmf_install.source not in [source.name for source in SOURCES]:
         return None
@@ -187,23 +226,23 @@ def find_changed_files(mmf_install: MmfInstall, *, full: bool = False) -> list[s
         return [f"missing: {MANIFEST_NAME}"]
     if manifest.was_changed:
         return [f"changed: {MANIFEST_NAME}"]
-    found = [str(difference) for difference in find_damage(manifest, full=full, title="Verifying MMF")]
+    changes = [str(difference) for difference in find_damage(manifest, full=full, title="Verifying MMF")]
     stray = _find_importable_files(mmf_install.root) - manifest.files.keys()
-    return found + [f"extra: {name}" for name in sorted(stray)]
+    return changes + [f"extra: {name}" for name in sorted(stray)]
 
 
 def _find_importable_files(root: Path) -> set[str]:
-    """Files that Python would import, a stray one in place of the module that was meant."""
+    """Return the files that Python could import; an unexpected one could replace a module."""
     files = (path for path in root.rglob("*") if path.suffix in _IMPORTABLE_SUFFIXES and path.is_file())
     names = {path.relative_to(root).as_posix() for path in files}
     return {name for name in names if "__pycache__" not in name.split("/")}
 
 
 def _save_selection(mmf_install: MmfInstall) -> MmfInstall:
-    # Relative where it can be, so that a moved environment still finds its copy.
-    inside = mmf_install.root.parent == _mmf_home()
-    note = asdict(mmf_install) | {"root": mmf_install.root.name if inside else str(mmf_install.root)}
-    write_json(_selection_file(), note)
+    # Relative if possible, so that a moved environment still finds its copy.
+    is_in_home = mmf_install.root.parent == _mmf_home()
+    selection = asdict(mmf_install) | {"root": mmf_install.root.name if is_in_home else str(mmf_install.root)}
+    write_json(_selection_file(), selection)
     return mmf_install
 
 
@@ -227,11 +266,11 @@ def _require_writable_home() -> Path:
     home = _mmf_home()
     try:
         home.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home).close()  # nothing less tells on every system
+        tempfile.TemporaryFile(dir=home).close()  # the only reliable check on every system
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
             raise
-        hint = "use a virtual environment of your own, or let MMFW_HOME name a folder of yours"
+        hint = "use your own virtual environment, or set MMFW_HOME to a writable folder"
         raise MmfEnvironmentError(f"{home} cannot be written to: {error.strerror}", hint=hint) from error
     return home
 

@@ -1,8 +1,8 @@
-"""MMF's zoo: what it downloads, from where, with which hash, and into which folder.
+"""MMF's zoo: the archives that MMF downloads, with their URLs, hashes and folders.
 
-``mmf/configs/zoo/datasets.yaml`` and ``models.yaml`` of the installed MMF, or the files that
-``MMF_DATASET_ZOO`` and ``MMF_MODEL_ZOO`` name, read as ``mmf.utils.configuration.get_zoo_config`` and
-``mmf.utils.download.download_pretrained_model`` read them.
+The zoo is ``mmf/configs/zoo/datasets.yaml`` and ``models.yaml`` of the installed MMF, or the files named by
+``MMF_DATASET_ZOO`` and ``MMF_MODEL_ZOO``. They are read as by ``mmf.utils.configuration.get_zoo_config`` and
+``mmf.utils.download.download_pretrained_model``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
 _MMF_DATA_URL = "https://dl.fbaipublicfiles.com/mmf/data/"
-#: What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
-#: ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares.
+#: Version that MMF writes to ``.built.json``; if it differs, MMF downloads everything again. YAML reads
+#: ``1.0_2020_10_01`` as the number 1.020201001, and so does MMF.
 ZooVersion: TypeAlias = str | float
 
-#: MMF's own zoos, as its configuration names them.
+#: Names of MMF's zoo files in its configuration.
 DATASET_ZOO_FILE, MODEL_ZOO_FILE = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -35,9 +35,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """An archive that MMF downloads into its ``folder``, where it unpacks it.
+    """An archive that MMF downloads and unpacks into ``folder``.
 
-    On disk MMF calls it ``file_name``. The zoo need not say its SHA-256.
+    Attributes:
+        folder: Folder of the archive and its content.
+        version: MMF's version of the entry.
+        url: Download URL.
+        file_name: Name that MMF gives the archive on disk.
+        sha256: SHA-256 of the archive, if the zoo has it.
     """
 
     folder: Path
@@ -46,32 +51,34 @@ class ZooEntry:
     file_name: str
     sha256: str | None = None
 
-    #: MMF's note that the entry was downloaded.
+    #: File in which MMF records that the entry was downloaded.
     marker = ChildPath(".built.json", parent="folder")
 
     @property
     def archive_names(self) -> tuple[str, ...]:
-        """What a copy of it may be called: as the server calls it, or as MMF does."""
+        """Names that a copy of the archive may have: that on the server and that of MMF."""
         on_server = unquote(urlsplit(self.url).path).rpartition("/")[2]
         return tuple(dict.fromkeys(name for name in (on_server, self.file_name) if name))
 
     @property
     def archive(self) -> Path:
-        """Where MMF puts the archive."""
+        """Path to which MMF downloads the archive."""
         return self.folder / self.file_name
 
 
 @dataclass(frozen=True)
 class Zoo:
-    """MMF's zoo, or the one that the user chose.
+    """MMF's zoo, or the one selected by the user.
 
-    The methods raise a UsageError where the user's is none, and an MmfError where MMF's cannot be read.
+    The methods raise ``UsageError`` if the user's zoo is invalid, and ``MmfEnvironmentError`` if MMF's cannot
+    be read.
 
     Attributes:
-        root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
-        datasets, models: the two files of it, as ``env`` of a configuration names them; by default those of
-            the variables, or else MMF's.
+        root: Folder of the package ``mmf``.
+        mmf_paths: MMF's folders.
+        datasets_file: Zoo of datasets, as ``env`` of a configuration names it. The default is the file of the
+            environment variable, or else MMF's.
+        models_file: Zoo of models, likewise.
     """
 
     root: Path
@@ -80,7 +87,7 @@ class Zoo:
     models_file: str = field(default_factory=lambda: os.environ.get("MMF_MODEL_ZOO") or MODEL_ZOO_FILE)
 
     def dataset_entry(self, part: str) -> ZooEntry | None:
-        """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none."""
+        """Return the entry for ``features`` or ``extras`` of Hateful Memes, or ``None`` if there is none."""
         datasets = _load_zoo_file(self.root, self.datasets_file)
         entry = _select_node(datasets, "hateful_memes.defaults") or _select_node(datasets, "hateful_memes")
         if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
@@ -90,9 +97,9 @@ class Zoo:
         return _zoo_entry(f"hateful_memes.{part}", folder, entry.get("version"), entry["resources"].get(part))
 
     def model_entry(self, key: str) -> ZooEntry | None:
-        """The entry for a pretrained model; None where there is none of that name.
+        """Return the entry for a pretrained model, or ``None`` if there is none of that name.
 
-        Of a key such as ``visual_bert.pretrained.coco`` that is a group, the ``defaults`` are meant.
+        For a key that is a group, such as ``visual_bert.pretrained.coco``, this is its ``defaults`` entry.
         """
         entry, name = _select_node(_load_zoo_file(self.root, self.models_file), key), key
         if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():
@@ -104,9 +111,9 @@ class Zoo:
 
 
 def _load_zoo_file(root: Path, zoo: str) -> Any:
-    # MMF looks in the working folder first, then in its own.
-    of_mmf = follow_text_links(root / "mmf" / zoo)
-    path = of_mmf if of_mmf.is_file() and not Path(zoo).is_file() else Path(zoo)
+    # MMF looks first in the working directory, then in its own folder.
+    mmf_file = follow_text_links(root / "mmf" / zoo)
+    path = mmf_file if mmf_file.is_file() and not Path(zoo).is_file() else Path(zoo)
     try:
         return _parse_zoo_file(path, path.stat().st_mtime_ns)
     except OSError as error:
@@ -115,11 +122,11 @@ def _load_zoo_file(root: Path, zoo: str) -> Any:
         problem = f"{path}: {error}"
     if zoo in (DATASET_ZOO_FILE, MODEL_ZOO_FILE):
         raise MmfEnvironmentError(problem, hint="run `mmfw setup`")
-    raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
+    raise UsageError(problem, hint="check the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
 
 
-@lru_cache(maxsize=4)  # a listing asks for the same zoos again and again
-def _parse_zoo_file(path: Path, mtime_ns: int) -> Any:
+@lru_cache(maxsize=4)  # listings read the same zoos repeatedly
+def _parse_zoo_file(path: Path, _mtime_ns: int) -> Any:
     return parse_yaml(path.read_text(encoding="utf-8"))
 
 
@@ -135,13 +142,13 @@ def _select_node(zoo: Any, key: str) -> Any:
 
 
 def _zoo_entry(key: str, folder: Path, version: ZooVersion | None, resources: Any) -> ZooEntry | None:
-    """The entry; None where it is not one archive, as everything is that Hateful Memes needs."""
+    """Return the entry, or ``None`` if it is not a single archive, as all entries for Hateful Memes are."""
     items = [resources] if isinstance(resources, Mapping) else list(resources or [])
     if len(items) != 1 or not items[0].get("compressed", True):
         return None
     url, name = str(items[0].get("url", "")), str(items[0].get("file_name", ""))
     if not is_portable(name):
-        raise UsageError(f"MMF's zoo names no usable file for {key}: {name!r}")
+        raise UsageError(f"MMF's zoo has an invalid file name for {key}: {name!r}")
     url = re.sub("^mmf://", _MMF_DATA_URL, url)
     sha256 = str(items[0].get("hashcode") or "").lower()
     return ZooEntry(folder, version, url, name, sha256 if _SHA256.fullmatch(sha256) else None)

@@ -152,5 +152,5 @@ def test_worker_gets_resolved_user_dir_without_interpolation(
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
 def test_env_that_is_not_a_mapping_is_rejected(env: object, root: Path, mmf_paths: MmfPaths) -> None:
     parts = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
-    with pytest.raises(UsageError, match=r"^(the configuration of mine cannot be put together: )?env: "):
+    with pytest.raises(UsageError, match=r"^(cannot compose the configuration of mine: )?env: "):
         config.resolve_config(root, mmf_paths, parts)

@@ -58,7 +58,7 @@ def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path
         ("title: x\n", "key 'model' is missing"),
         ("- 1\n", "a preset must be a mapping"),
         ("model: [\n", "not valid YAML"),
-        ("5\n", "a mapping of keys is expected|Invalid"),
+        ("5\n", "expected a mapping of keys|Invalid"),
         ("title: x${\n", "not valid YAML"),
         ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
         ("model: [mmbt]\n", "'model' must be a string"),

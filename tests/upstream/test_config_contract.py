@@ -1,7 +1,7 @@
-"""The contract: what mmfw reads of MMF's configuration without importing it is what MMF makes of it.
+"""The contract: mmfw composes MMF's configuration, without importing MMF, exactly as MMF does.
 
 For every preset and every configuration of Hateful Memes in MMF's tree, with and without overrides, the whole
-configuration is compared with that of MMF's own ``Configuration``; then each entry of MMF's zoo.
+configuration is compared with that of MMF's own ``Configuration``, and so is each entry of MMF's zoo.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.torch  # for MMF
 MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
 
-# What any of the configurations takes.
+# Overrides that every configuration accepts.
 OVERRIDES = (
     "training.seed=7",
     "training.max_epochs=3",
@@ -67,7 +67,7 @@ OVERRIDES = (
     f"{DATASET}.annotations.train=[/x/own.jsonl, 'b.jsonl']",
     f"{DATASET}.images.val=own",
 )
-# What these of MMBT takes beside.
+# Overrides that the configurations of MMBT accept in addition.
 OF_MMBT = (
     "model_config.mmbt.num_labels=3",
     "model_config.mmbt.losses[0].type=bce",
@@ -75,7 +75,7 @@ OF_MMBT = (
     f"{DATASET}.processors.text_processor.params.max_seq_length=20",
     f"{DATASET}.annotations.val=own.jsonl",
 )
-# MMF has no such key, or it would do something else than they say.
+# MMF has no such key, or would not do what the override says.
 REFUSED = (
     "learning_rate=1",
     "seed=1",
@@ -105,7 +105,7 @@ REFUSED = (
     "run_type=tset",
     "optimizer.params.lr=1e",
 )
-# Settings of presets of the user's own.
+# Settings of user presets.
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"new": {"key": [1, {"a": None}]}, "a": 1.0, "b": "1e-5", "c": "yes"},
     {"model_config": None},
@@ -116,7 +116,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"dataset_config": {"hateful_memes": {"annotations": {"train": "x"}, "data_dir": "${env.cache_dir}/x"}}},
     {"env": {"user_dir": None, "dataset_zoo": "own.yaml", "log_dir": "logs"}},
 )
-# MMF would read other folders than mmfw checked, or would let an old name win over the new one.
+# With these, MMF would read other folders than mmfw verified, or a deprecated key would replace the new one.
 REFUSED_SETTINGS: tuple[dict[str, Any], ...] = (
     {"env": {"data_dir": "x"}},
     {"env": {"cache_dir": "x"}},
@@ -124,30 +124,30 @@ REFUSED_SETTINGS: tuple[dict[str, Any], ...] = (
     {"training": {"resume_file": "x"}},
     {"training": {"run_type": "val"}},
 )
-# Keys whose values name one that is overridden.
+# Keys whose values refer to an overridden key.
 FOLLOWING = {
     "training.wandb.name",
     "model_config.mmbt.text_encoder.params.bert_model_name",
     "scheduler.params.num_training_steps",
 }
 ENVIRONMENT = {"MMF_REPORT_DIR": "отчёты", "MMF_DATASET_ZOO": str(empty_zoo_file()), "MMF_USER_DIR": ""}
-# What MMF notes of its own options, and what it sets by the machine that it runs on.
+# Keys in which MMF records its own options, and keys that depend on the machine.
 NOT_COMPARED = {"config", "model", "datasets", "training.device", "distributed.world_size"}
 
 
-def places_in(folder: Path) -> MmfPaths:
+def mmf_paths_in(folder: Path) -> MmfPaths:
     return MmfPaths(folder / "cache", folder / "data", folder / "save")
 
 
-def overridden(root: Path, folder: Path, asked: ConfigQuery, overrides: Sequence[str]) -> ConfigQuery:
-    """The same with overrides in its settings, as an attempt has them."""
-    parts = ConfigSpec(asked.model, asked.config, asked.settings)
-    typed = resolve_config(root, places_in(folder), parts, overrides)["typed"]
-    return replace(asked, settings=merge_settings(asked.settings, typed))
+def with_overrides(root: Path, folder: Path, query: ConfigQuery, overrides: Sequence[str]) -> ConfigQuery:
+    """Return the query with overrides in its settings, as an attempt has them."""
+    parts = ConfigSpec(query.model, query.config, query.settings)
+    typed = resolve_config(root, mmf_paths_in(folder), parts, overrides)["typed"]
+    return replace(query, settings=merge_settings(query.settings, typed))
 
 
-def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
-    """Yield the name and the question of each preset, and with ``of_mmf`` of each configuration of MMF."""
+def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
+    """Yield the name and query of each preset and, with ``of_mmf``, of each configuration of MMF."""
     loaded = [presets.load(name) for name in presets.names()]
     configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
     areas = ("projects", "mmf") if of_mmf else ()
@@ -160,37 +160,37 @@ def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[st
         if name.startswith("preset"):
             yield (
                 f"{name}, overridden",
-                overridden(root, folder, ConfigQuery(model, config, settings), OVERRIDES),
+                with_overrides(root, folder, ConfigQuery(model, config, settings), OVERRIDES),
             )
     yield "", ConfigQuery(*MMBT)
-    yield "MMBT, overridden", overridden(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
+    yield "MMBT, overridden", with_overrides(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
     for tree in (*SETTINGS, *REFUSED_SETTINGS):
         yield json.dumps(tree), ConfigQuery(*MMBT, tree)
     (folder / "beside.yaml").write_text("training: {seed: 1, max_updates: 3}\n", encoding="utf-8")
-    own = folder / "own.yaml"
+    config_file = folder / "own.yaml"
     includes = f"includes: [./beside.yaml, {MMBT[1]}]" if (root / "mmf" / MMBT[1]).is_file() else ""
-    own.write_text(f"{includes}\ntraining: {{seed: 2}}\n", encoding="utf-8")
-    yield "the user's own configuration", ConfigQuery("mmbt", str(own))
+    config_file.write_text(f"{includes}\ntraining: {{seed: 2}}\n", encoding="utf-8")
+    yield "the user's own configuration", ConfigQuery("mmbt", str(config_file))
     yield "no configuration", ConfigQuery("mmbt", None, {"training": {"seed": 3}})
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the configurations and MMF's folders."""
+    """Return a folder for the configurations and for MMF's folders."""
     return tmp_path_factory.mktemp("настройки")
 
 
 @pytest.fixture(
     scope="module", params=mark_wide(["presets", "presets and MMF's own"], except_for=["presets"])
 )
-def asked(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
-    """Return the questions by name."""
-    return dict(questions_of(mmf_root, folder, of_mmf=request.param != "presets"))
+def queries(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
+    """Return the queries by name."""
+    return dict(list_queries(mmf_root, folder, of_mmf=request.param != "presets"))
 
 
 @pytest.fixture(scope="module")
 def zoo_keys(mmf_root: Path) -> list[str]:
-    """Every key of MMF's zoo of models, groups of keys included."""
+    """Return every key of MMF's model zoo, including groups of keys."""
     zoo = load_yaml(mmf_root, mmf_root / "mmf" / "configs" / "zoo" / "models.yaml")
     keys = {key.removesuffix(".version") for key, _ in iter_leaves(zoo) if key.endswith(".version")}
     return sorted(keys | {key.removesuffix(".defaults") for key in keys})
@@ -198,19 +198,19 @@ def zoo_keys(mmf_root: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def answers(
-    mmf_root: Path, folder: Path, asked: dict[str, ConfigQuery], zoo_keys: list[str]
+    mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], zoo_keys: list[str]
 ) -> dict[str, Any]:
-    """What the real MMF answers, all in one process."""
-    places = places_in(folder)
+    """Return the answers of the real MMF, all from one process."""
+    places = mmf_paths_in(folder)
     environment = {**os.environ, **ENVIRONMENT}
     environment |= {"MMF_CACHE_DIR": str(places.cache_dir), "MMF_DATA_DIR": str(places.data_dir)}
-    return query_mmf(mmf_root, list(asked.values()), zoo_keys, environment)
+    return query_mmf(mmf_root, list(queries.values()), zoo_keys, environment)
 
 
 @pytest.fixture
-def by_mmf(asked: dict[str, ConfigQuery], answers: dict[str, Any]) -> dict[str, Any]:
-    """Name of a question → MMF's configuration, or its error."""
-    return dict(zip(asked, answers["configurations"], strict=True))
+def mmf_configs(queries: dict[str, ConfigQuery], answers: dict[str, Any]) -> dict[str, Any]:
+    """Return MMF's configuration, or its error, by query name."""
+    return dict(zip(queries, answers["configurations"], strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -221,77 +221,81 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
-    """Before the overrides."""
-    return compose_config(root, places_in(folder), ConfigSpec(model, config, json.loads(settings)))[1]
+    """Return the configuration before the overrides."""
+    return compose_config(root, mmf_paths_in(folder), ConfigSpec(model, config, json.loads(settings)))[1]
 
 
-def ours(root: Path, folder: Path, question: ConfigQuery) -> dict[str, Any]:
-    """The whole configuration as mmfw reads it, by its leaves."""
-    settings = json.dumps(question.settings)
-    config = deepcopy(merged(root, folder, question.model, question.config, settings))
+def read_leaves(root: Path, folder: Path, query: ConfigQuery) -> dict[str, Any]:
+    """Return the leaves of the configuration as mmfw composes it."""
+    settings = json.dumps(query.settings)
+    config = deepcopy(merged(root, folder, query.model, query.config, settings))
     config.distributed.world_size = None  # MMF counts devices
     return dict(iter_leaves(OmegaConf.to_container(config, resolve=True)))
 
 
 @pytest.mark.wide
-def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) -> None:
-    asked = {}
+def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path) -> None:
+    by_folder = {}
     for name in ODD_NAMES:
-        own = tmp_path / name
-        features, config = own / "x.lmdb", own / "own.yaml"
+        folder = tmp_path / name
+        features, config = folder / "x.lmdb", folder / "own.yaml"
         features.mkdir(parents=True)
         config.write_text("training: {seed: 2}\n", encoding="utf-8")
-        tree = merge_settings(resume_settings(own / "a.ckpt"), settings_for_all_splits(features=features))
-        asked[own] = ConfigQuery("mmbt", str(config), tree, folder=str(own))
-    for (own, question), theirs in zip(
-        asked.items(), query_mmf(mmf_root, list(asked.values()))["configurations"], strict=True
+        tree = merge_settings(resume_settings(folder / "a.ckpt"), settings_for_all_splits(features=features))
+        by_folder[folder] = ConfigQuery("mmbt", str(config), tree, folder=str(folder))
+    for (folder, question), theirs in zip(
+        by_folder.items(), query_mmf(mmf_root, list(by_folder.values()))["configurations"], strict=True
     ):
         read = resolve_config(
-            mmf_root, places_in(own), ConfigSpec("mmbt", question.config, question.settings)
+            mmf_root, mmf_paths_in(folder), ConfigSpec("mmbt", question.config, question.settings)
         )
-        assert theirs["training"]["seed"] == 2, own
-        assert theirs["checkpoint"]["resume_file"] == str(own / "a.ckpt") == read["checkpoint"]["resume_file"]
+        assert theirs["training"]["seed"] == 2, folder
+        assert (
+            theirs["checkpoint"]["resume_file"] == str(folder / "a.ckpt") == read["checkpoint"]["resume_file"]
+        )
         assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
-        assert list_dataset_paths(read["dataset"], "features", ["train"]) == [own / "x.lmdb"]
-        assert read["env"]["data_dir"] == str(own / "data")
+        assert list_dataset_paths(read["dataset"], "features", ["train"]) == [folder / "x.lmdb"]
+        assert read["env"]["data_dir"] == str(folder / "data")
 
 
 @pytest.mark.skipif(is_wine(), reason="MMF makes the same of them everywhere, and Wine is slow")
-def test_every_configuration_is_the_one_that_mmf_makes(
-    mmf_root: Path, folder: Path, asked: dict[str, ConfigQuery], by_mmf: dict[str, Any]
+def test_every_configuration_equals_that_of_mmf(
+    mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], mmf_configs: dict[str, Any]
 ) -> None:
-    assert len(asked) > 2 * len(presets.names())
-    for name in asked.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
-        assert isinstance(by_mmf[name], dict), (name, by_mmf[name])
-        theirs, read = dict(iter_leaves(by_mmf[name])), ours(mmf_root, folder, asked[name])
+    assert len(queries) > 2 * len(presets.names())
+    for name in queries.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
+        assert isinstance(mmf_configs[name], dict), (name, mmf_configs[name])
+        theirs, read = dict(iter_leaves(mmf_configs[name])), read_leaves(mmf_root, folder, queries[name])
         different = {key for key in theirs.keys() | read.keys() if theirs.get(key, ...) != read.get(key, ...)}
         assert different <= NOT_COMPARED, name
 
 
-def test_an_override_sets_what_it_says(by_mmf: dict[str, Any]) -> None:
-    before, after = (dict(iter_leaves(by_mmf[name])) for name in ("", "MMBT, overridden"))
+def test_an_override_sets_what_it_says(mmf_configs: dict[str, Any]) -> None:
+    before, after = (dict(iter_leaves(mmf_configs[name])) for name in ("", "MMBT, overridden"))
     set_by_them = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
     changed = {key for key in after if after[key] != before[key]}
     assert changed - FOLLOWING - NOT_COMPARED == set_by_them - NOT_COMPARED
 
 
-def test_what_mmf_would_not_take_for_what_it_says_is_refused(
-    mmf_root: Path, folder: Path, by_mmf: dict[str, Any]
+def test_overrides_and_settings_that_mmf_misinterprets_are_refused(
+    mmf_root: Path, folder: Path, mmf_configs: dict[str, Any]
 ) -> None:
     for override in REFUSED:
         with pytest.raises(UsageError) as caught:
-            resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT), [override])
+            resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec(*MMBT), [override])
         assert caught.value.hint, override
     for tree in REFUSED_SETTINGS:
-        assert isinstance(by_mmf[json.dumps(tree)], dict), tree
+        assert isinstance(mmf_configs[json.dumps(tree)], dict), tree
         with pytest.raises(UsageError) as caught:
-            resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT, tree))
+            resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec(*MMBT, tree))
         assert caught.value.hint, tree
 
 
-def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
-    read = resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT))
-    theirs = by_mmf[""]
+def test_resolved_configuration_contains_the_expected_parts(
+    mmf_root: Path, folder: Path, mmf_configs: dict[str, Any]
+) -> None:
+    read = resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec(*MMBT))
+    theirs = mmf_configs[""]
     training = OmegaConf.create(theirs["training"])
     assert read == {
         "env": theirs["env"],
@@ -312,27 +316,29 @@ def test_every_model_has_the_configuration_that_its_class_names(
         assert find_model_config(mmf_root, model) == config, model
 
 
-def test_every_entry_of_the_zoo_is_the_one_that_mmf_reads(
+def test_every_zoo_entry_equals_that_of_mmf(
     mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
 ) -> None:
-    zoo = Zoo(mmf_root, places_in(folder), DATASET_ZOO_FILE, MODEL_ZOO_FILE)
-    found = {key: zoo.model_entry(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset_entry("features")}
-    assert len(answers["zoo"]) == len(found) > 30
+    zoo = Zoo(mmf_root, mmf_paths_in(folder), DATASET_ZOO_FILE, MODEL_ZOO_FILE)
+    entries = {key: zoo.model_entry(key) for key in zoo_keys} | {
+        "hateful_memes": zoo.dataset_entry("features")
+    }
+    assert len(answers["zoo"]) == len(entries) > 30
     for key, (version, resources) in answers["zoo"].items():
         listed = resources["features"] if isinstance(resources, dict) else resources
-        entry = found[key]
+        entry = entries[key]
         if entry is None:
             assert not listed or len(listed) > 1 or not listed[0].get("compressed", True), key
         else:
-            wanted = (version, listed[0]["file_name"])
-            assert (entry.version, entry.file_name) == wanted, key
+            expected = (version, listed[0]["file_name"])
+            assert (entry.version, entry.file_name) == expected, key
             sha256 = listed[0].get("hashcode") or ""
-            # One hash of MMF's is a digit short; nothing can have it.
+            # One of MMF's hashes is a digit too short to match any file.
             assert entry.sha256 == (sha256 if len(sha256) == 64 else None), key
 
 
-def test_a_class_in_a_package_of_its_own_is_found(tmp_path: Path) -> None:
-    """As that of UniT in 1.0.0rc12."""
+def test_model_class_in_its_own_package_is_found(tmp_path: Path) -> None:
+    """UniT in 1.0.0rc12 is such a class."""
     code = [
         '@registry.register_model("unit")',
         "class UniT:",

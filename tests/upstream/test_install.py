@@ -1,4 +1,4 @@
-"""MMF is fetched, verified, found and repaired; the sources are tiny ones, the code is the real one."""
+"""MMF is fetched, verified, found and repaired, from tiny sources by the real code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ no_pip = pytest.mark.skipif(
 
 
 def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
-    """Make the tiny source the one that mmfw knows under this name."""
+    """Make the tiny source the one that mmfw has under this name."""
     monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
 
 
@@ -72,7 +72,7 @@ class TestGithub:
         assert not link.is_symlink(), "it is a text file on every system"
         assert link.read_bytes() == b"../../mmf/configs/real.yaml"
 
-    def test_a_whole_copy_is_not_fetched_again(self, mmfw_home: Path) -> None:
+    def test_intact_copy_is_not_fetched_again(self, mmfw_home: Path) -> None:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             install(github_archive(server.url))
             install(github_archive(server.url))
@@ -81,7 +81,7 @@ class TestGithub:
             assert len(server.requests) == 2
 
     @pytest.mark.parametrize(
-        ("answer", "asked", "message"),
+        ("answer", "request_count", "message"),
         [
             (respond_with(404), 1, "the server answered 404"),
             (
@@ -92,9 +92,9 @@ class TestGithub:
             (
                 respond_with(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None),
                 1,
-                "damaged or no archive",
+                "damaged archive",
             ),
-            (respond_with(200, b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
+            (respond_with(200, b"<html>Log in to the hotel</html>"), 1, "damaged archive"),
             (respond_with(200, git_archive({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
             (respond_with(200, git_archive({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
             (
@@ -110,35 +110,35 @@ class TestGithub:
         ],
         ids=["404", "short", "cut", "no archive", "escape", "colon", "other file", "mode"],
     )
-    def test_a_bad_answer_leaves_nothing_that_is_believed(
-        self, mmfw_home: Path, answer: Fault, asked: int, message: str
+    def test_invalid_download_leaves_no_usable_copy(
+        self, mmfw_home: Path, answer: Fault, request_count: int, message: str
     ) -> None:
         with WebServer.serving(mmf_tar_gz=b"") as server:
             server.faults = [answer] * 5
             with pytest.raises(MmfEnvironmentError, match=message) as raised:
                 install(github_archive(server.url))
-            assert len(server.requests) == asked
+            assert len(server.requests) == request_count
         assert raised.value.hint
         assert [path.name for path in (mmfw_home / "mmf").rglob("*") if path.is_file()] == [LOCK_NAME]
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
-    def test_what_was_damaged_is_named_and_mended(
+    def test_damaged_files_are_named_and_repaired(
         self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
         (installed.root / "mmf.txt").write_bytes(b"other")
         (installed.root / "mmf/configs/real.yaml").unlink()
         (installed.root / "mmf/stray.py").touch()
-        found = [
+        expected = [
             "changed: mmf.txt (5 instead of 70000 bytes)",
             "extra: mmf/stray.py",
             "missing: mmf/configs/real.yaml",
         ]
-        assert sorted(find_changed_files(installed) or ()) == found
+        assert sorted(find_changed_files(installed) or ()) == expected
         assert find_changed_files(_fetch(monkeypatch)) == []
 
-    def test_a_change_that_no_time_tells_of_is_found_by_a_full_look(
+    def test_change_with_restored_time_is_found_by_full_verification(
         self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
@@ -151,9 +151,7 @@ class TestGithub:
         assert find_changed_files(installed) == []
         assert find_changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
 
-    def test_a_changed_list_of_hashes_is_noticed(
-        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_changed_manifest_is_noticed(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         sums = installed.root / MANIFEST_NAME
         (installed.root / "mmf.txt").write_bytes(b"other")
@@ -165,9 +163,7 @@ class TestGithub:
         assert find_changed_files(installed) == [f"missing: {MANIFEST_NAME}"]
         assert find_changed_files(_fetch(monkeypatch)) == []
 
-    def test_a_new_copy_that_cannot_be_had_or_put_in_place_leaves_the_old_one_in_force(
-        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failed_update_keeps_the_old_copy(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         with WebServer.serving() as server, pytest.raises(MmfEnvironmentError):
             install(github_archive(server.url), force=True)
@@ -188,7 +184,7 @@ class TestGithub:
         assert find_changed_files(installed) == []
         assert not staging_folder(mmfw_home / "mmf").exists()
 
-    def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
+    def test_fake_read_only_disk_is_reported_before_fetching(
         self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse_to_write(**_: object) -> NoReturn:
@@ -201,14 +197,14 @@ class TestGithub:
             assert server.requests == []
         assert "MMFW_HOME" in (raised.value.hint or "")
 
-    def test_a_killed_setup_leaves_nothing_that_is_believed(self, mmfw_home: Path) -> None:
+    def test_killed_setup_leaves_no_usable_copy(self, mmfw_home: Path) -> None:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
-            # Dies at the worst time: all is fetched, nothing is verified.
+            # Dies at the worst time: everything is fetched and nothing is verified.
             script = (
                 "import os, dataclasses\nfrom mmf_win.upstream.install import install\n"
                 "from tests.worlds.mmf_sources import github_archive\n"
                 "class Dying(type(github_archive(''))):\n"
-                "    def fetch(self, here): super().fetch(here); os._exit(9)\n"
+                "    def fetch(self, staging): super().fetch(staging); os._exit(9)\n"
                 f"install(Dying(**dataclasses.asdict(github_archive({server.url!r}))))\n"
             )
             died = subprocess.run(
@@ -234,7 +230,7 @@ class TestGithub:
 class TestPypi:
     @pytest.fixture
     def index(self, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A folder of wheels, the only place where pip looks."""
+        """Return a folder of wheels, the only place where pip looks."""
         folder = user_dir / "wheels"
         folder.mkdir()
         for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -244,7 +240,7 @@ class TestPypi:
         monkeypatch.setenv("PIP_FIND_LINKS", folder.as_uri())
         return folder
 
-    def test_the_wheel_for_linux_is_fetched_on_every_system_and_mended(
+    def test_linux_wheel_is_fetched_and_repaired_on_every_system(
         self, mmfw_home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         source = write_pypi_wheel(index)
@@ -258,7 +254,7 @@ class TestPypi:
         assert find_changed_files(installed) == ["changed: mmf_cli/run.py (0 instead of 15 bytes)"]
         assert find_changed_files(install(source)) == []
 
-    def test_it_is_carried_over_as_the_guide_says(
+    def test_wheel_is_transferred_as_the_offline_guide_says(
         self, mmfw_home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         source = write_pypi_wheel(index)
@@ -274,7 +270,7 @@ class TestPypi:
         assert install(source).version == VERSION
 
     @pytest.mark.parametrize("damaged", [False, True])
-    def test_another_wheel_under_its_name_is_refused(
+    def test_different_wheel_with_the_same_name_is_refused(
         self, mmfw_home: Path, index: Path, damaged: bool
     ) -> None:
         source = write_pypi_wheel(index)
@@ -283,12 +279,12 @@ class TestPypi:
         if damaged:
             content = next(index.iterdir()).read_bytes()
             next(index.iterdir()).write_bytes(content.replace(b"evil.pyevil", b"evil.pyEVIL"))
-        with pytest.raises(MmfEnvironmentError, match="not the wheel that PyPI publishes"):
+        with pytest.raises(MmfEnvironmentError, match="not the wheel published on PyPI"):
             install(source)
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
-    def test_what_pip_said_is_shown_when_it_fails(self, mmfw_home: Path, index: Path) -> None:
+    def test_output_of_failed_pip_is_shown(self, mmfw_home: Path, index: Path) -> None:
         source = write_pypi_wheel(index)
         next(index.iterdir()).unlink()
         with pytest.raises(MmfEnvironmentError, match="No matching distribution found for mmf") as raised:
@@ -297,7 +293,7 @@ class TestPypi:
 
 
 @pytest.mark.skipif(is_wine(), reason="Windows under Wine cannot start a venv")
-def test_a_python_without_pip_is_told_what_to_do(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_pip_gets_a_hint(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = mmfw_home.parent / "bare"
     venv.create(bare, with_pip=False)
     programs = sysconfig.get_path("scripts", vars={"base": str(bare)})
@@ -312,7 +308,7 @@ class TestCheckout:
     def checkout(self, user_dir: Path) -> Path:
         return mmf_sources.write_checkout(user_dir / "my mmf")
 
-    def test_it_is_remembered_where_it_is_and_may_be_edited(
+    def test_checkout_is_used_in_place_and_may_be_edited(
         self, mmfw_home: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(checkout.parent)
@@ -327,7 +323,7 @@ class TestCheckout:
             with pytest.raises(UsageError, match="not a checkout of MMF"):
                 use_checkout(checkout / folder)
 
-    def test_it_is_missed_when_it_has_gone(self, mmfw_home: Path, checkout: Path) -> None:
+    def test_moved_checkout_is_reported(self, mmfw_home: Path, checkout: Path) -> None:
         use_checkout(checkout)
         checkout.rename(checkout.with_name("elsewhere"))
         with pytest.raises(MmfEnvironmentError, match="is incomplete") as raised:
@@ -335,7 +331,7 @@ class TestCheckout:
         assert str(checkout.resolve()) in (raised.value.hint or "")
 
 
-def test_an_mmf_of_the_environment_is_found_without_being_imported(
+def test_importable_mmf_is_found_without_importing_it(
     mmfw_home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mmf_sources.write_checkout(user_dir)
@@ -344,9 +340,7 @@ def test_an_mmf_of_the_environment_is_found_without_being_imported(
     assert find_mmf() == MmfInstall(user_dir, VERSION, "environment")
 
 
-def test_packages_that_are_missing_are_named_with_their_cure(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_are_named_with_a_hint(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (user_dir / "PIL").mkdir()
     (user_dir / "PIL/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
@@ -356,7 +350,7 @@ def test_packages_that_are_missing_are_named_with_their_cure(
     assert "[train]" in (raised.value.hint or "")
 
 
-def test_an_unreadable_note_says_how_to_go_on(mmfw_home: Path) -> None:
+def test_unreadable_selection_has_a_hint(mmfw_home: Path) -> None:
     (mmfw_home / "mmf").mkdir(parents=True)
     (mmfw_home / "mmf/installed.json").write_text("{", encoding="utf-8")
     with pytest.raises(MmfEnvironmentError, match="cannot be read") as raised:
@@ -365,5 +359,5 @@ def test_an_unreadable_note_says_how_to_go_on(mmfw_home: Path) -> None:
 
 
 @pytest.mark.torch
-def test_the_mmf_that_setup_brought_is_whole() -> None:
+def test_installed_mmf_is_intact() -> None:
     assert not find_changed_files(find_mmf()), "None for a checkout"

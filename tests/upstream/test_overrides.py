@@ -1,4 +1,4 @@
-"""What is refused of overrides and of the settings of presets; test_config_contract.py compares with MMF."""
+"""Rejected overrides and preset settings; test_config_contract.py compares the accepted ones with MMF."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
 
 
-def assigned(root: Path, places: MmfPaths, *overrides: str) -> Any:
-    """Our own configuration with overrides."""
+def config_with_overrides(root: Path, places: MmfPaths, *overrides: str) -> Any:
+    """Return MMF's configuration with overrides."""
     _, config = compose_config(root, places, ConfigSpec(*MMBT, offline=True))
     apply_overrides(config, overrides, version=read_version(root))
     return config
 
 
-def test_a_path_that_is_there_is_taken_as_it_is_typed(tmp_path: Path) -> None:
+def test_existing_path_is_taken_literally(tmp_path: Path) -> None:
     for name in ODD_NAMES:
         path = tmp_path / name
         path.mkdir()
@@ -43,23 +43,23 @@ def test_a_path_that_is_there_is_taken_as_it_is_typed(tmp_path: Path) -> None:
 
 
 @requires_newest_mmf
-def test_keys_of_one_version_alone_are_known() -> None:
+def test_version_specific_keys_match_mmf() -> None:
     keys = {}
     for root in (find_mmf().root, Path(str(NEWEST_MMF))):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
         keys[read_version(root)] = {key for key, value in iter_leaves(defaults) if value != {}}
     assert keys.keys() == VERSION_SPECIFIC_KEYS.keys()
-    for version, own in keys.items():
+    for version, version_keys in keys.items():
         others = set().union(*(keys[other] for other in keys if other != version))
-        for key in own | others:
-            only = (key in own) != (key in others)
-            assert (version in versions_with_key(key)) == (only and key in own), key
+        for key in version_keys | others:
+            only = (key in version_keys) != (key in others)
+            assert (version in versions_with_key(key)) == (only and key in version_keys), key
 
 
 @pytest.mark.parametrize("word", ["training.fp16=True", "training.wandb.enabled=True", "trainer.type=mmf"])
-def test_a_key_of_another_version_is_told_so(mmf_paths: MmfPaths, word: str) -> None:
-    with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
-        assigned(find_mmf().root, mmf_paths, word)
+def test_key_of_another_version_names_that_version(mmf_paths: MmfPaths, word: str) -> None:
+    with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; MMF 1\.0\.0rc12 has it") as caught:
+        config_with_overrides(find_mmf().root, mmf_paths, word)
     assert caught.value.hint == "run `mmfw setup --mmf github`"
 
 
@@ -71,17 +71,19 @@ def test_a_key_of_another_version_is_told_so(mmf_paths: MmfPaths, word: str) -> 
         ("optimiser.params.lr=1", "optimizer.params.lr"),
     ],
 )
-def test_a_misspelt_key_names_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str) -> None:
+def test_misspelt_key_suggests_the_nearest(
+    mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, mmf_paths, word)
+        config_with_overrides(mmf_root, mmf_paths, word)
     assert f"did you mean {meant}" in str(caught.value.hint)
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, mmf_paths, "quite_another=1")
+        config_with_overrides(mmf_root, mmf_paths, "quite_another=1")
     assert caught.value.hint is None
 
 
 @pytest.mark.parametrize(
-    ("word", "hinted"),
+    ("word", "hint"),
     [
         ("training.early_stop=True", "training.early_stop.enabled"),
         ("training.seed[0]=3", "training.seed=VALUE"),
@@ -90,10 +92,10 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, w
         ("training.lr_steps[0]=1", format_command("training.lr_steps=['VALUE']")),
     ],
 )
-def test_the_hint_says_how_it_is_done(mmf_root: Path, mmf_paths: MmfPaths, word: str, hinted: str) -> None:
+def test_invalid_override_has_a_hint(mmf_root: Path, mmf_paths: MmfPaths, word: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, mmf_paths, word)
-    assert hinted in str(caught.value.hint)
+        config_with_overrides(mmf_root, mmf_paths, word)
+    assert hint in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +112,13 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, mmf_paths: MmfPaths, word:
         ("optimizer.params.eps=1e-8", 1e-8),
     ],
 )
-def test_values_are_read_as_omegaconf_reads_a_list_of_them(
+def test_values_are_parsed_as_by_omegaconf(
     mmf_root: Path, mmf_paths: MmfPaths, word: str, value: object
 ) -> None:
-    assert OmegaConf.select(assigned(mmf_root, mmf_paths, word), word.partition("=")[0]) == value
+    assert OmegaConf.select(config_with_overrides(mmf_root, mmf_paths, word), word.partition("=")[0]) == value
 
 
-def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+def test_override_of_a_list_item_is_kept_as_the_full_list(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     words = [
         f"{DATASET}.annotations.test[0]=own.jsonl",
         "model_config.mmbt.losses[0].type=bce",
@@ -129,21 +131,21 @@ def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, mmf_paths: 
     }
 
 
-def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+def test_keys_of_user_code_are_not_checked(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, settings), words)
-    own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
-    resolve_config(mmf_root, mmf_paths, ConfigSpec("mmbt2", MMBT[1], own))
+    settings_of_code = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
+    resolve_config(mmf_root, mmf_paths, ConfigSpec("mmbt2", MMBT[1], settings_of_code))
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
-def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
+def test_reserved_key_in_a_preset_has_the_hint_of_the_override(
     mmf_root: Path, mmf_paths: MmfPaths, key: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
@@ -161,18 +163,18 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
         "training.new_group.new",
     ],
 )
-def test_a_new_key_is_taken_where_a_class_may_read_it_or_a_preset_has_one(
+def test_new_key_is_accepted_in_class_parameters_and_preset_groups(
     mmf_root: Path, mmf_paths: MmfPaths, key: str
 ) -> None:
-    asked = ConfigSpec(*MMBT, {"training": {"new_group": {"new": 1}}})
-    config = compose_config(mmf_root, mmf_paths, asked)[1]
+    spec = ConfigSpec(*MMBT, {"training": {"new_group": {"new": 1}}})
+    config = compose_config(mmf_root, mmf_paths, spec)[1]
     apply_overrides(config, [f"{key}=3"], version=read_version(mmf_root))
     assert OmegaConf.select(config, key) == 3
-    resolve_config(mmf_root, mmf_paths, asked, [f"{key}=3"])
+    resolve_config(mmf_root, mmf_paths, spec, [f"{key}=3"])
 
 
 def tree(*words: str) -> dict[str, Any]:
-    """The settings of a preset, of words such as ``training.batch_size=3``."""
+    """Return preset settings from arguments such as ``training.batch_size=3``."""
     return dict(OmegaConf.to_container(OmegaConf.from_dotlist(list(words))))  # type: ignore[arg-type]
 
 
@@ -185,7 +187,7 @@ WRONG = [
     ("training.batch_size=0", "1 or more"),
     ("training.max_updates=1.5", "1 or more"),
     ("training.batch_size=4.0", "training.batch_size=4"),
-    ("training.batch_size=null", "no number"),
+    ("training.batch_size=null", "expected a number, got None"),
     ("training.num_workers=null", "4"),
     ("training.evaluation_interval=null", "1000"),
     ("training.seed=1.5", "-1 or more"),
@@ -193,10 +195,10 @@ WRONG = [
     ("optimizer.params.betas=[0.9, 1.0]", "betas: 1.0 is not a number of 0 or more and below 1"),
     ("optimizer.params.betas=[-0.1, 0.9]", "betas: -0.1 is not a number of 0 or more and below 1"),
     ("optimizer.params.betas=0.9", "[0.9,0.999]"),
-    ("optimizer.params.betas=[0.9]", "not a list of two numbers"),
+    ("optimizer.params.betas=[0.9]", "expected a list of two numbers"),
     ("optimizer.params.weight_decay=-0.01", "weight_decay: -0.01 is not a number of 0 or more"),
     ("optimizer.params.weight_decay=.nan", "nan is not a number of 0 or more"),
-    ("optimizer.params.weight_decay='1'", "'1' is no"),
+    ("optimizer.params.weight_decay='1'", "'1' is not a number"),
     ("optimizer.params.eps=-1e-8", "0 or more"),
     ("optimizer.params.momentum=-1", "0 or more"),
     ("scheduler.params.num_warmup_steps=-1", "num_warmup_steps: -1 is not a whole number of 0 or more"),
@@ -220,13 +222,13 @@ WRONG = [
     ("optimizer.params.lr=.inf", "0 or more"),
     ("run_type=tset", "test"),
     ("env=5", "env.user_dir"),
-    ("datasets=vqa2", "Hateful Memes only"),
+    ("datasets=vqa2", "only Hateful Memes"),
     ("model_config.mmbt.losses=cross_entropy", "['cross_entropy']"),
 ]
 
 
 @pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
-def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
+def test_invalid_setting_of_a_preset_is_refused_with_a_suggestion(
     mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -235,28 +237,26 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
-def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+def test_invalid_list_item_is_refused(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     betas = "optimizer.params.betas"
-    config = assigned(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
+    config = config_with_overrides(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
     assert list(config.optimizer.params.betas) == [0.5, 0.98]
     with pytest.raises(UsageError, match="2 is not a number of 0 or more and below 1"):
-        assigned(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=2")
+        config_with_overrides(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=2")
 
 
-def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
-    mmf_root: Path, mmf_paths: MmfPaths
-) -> None:
-    asked = ConfigSpec(*MMBT, tree("training.batchsize=4"))
-    resolve_config(mmf_root, mmf_paths, asked, checked_settings={})
+def test_ignored_key_does_not_prevent_resuming(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+    spec = ConfigSpec(*MMBT, tree("training.batchsize=4"))
+    resolve_config(mmf_root, mmf_paths, spec, checked_settings={})
     with pytest.raises(UsageError):
-        resolve_config(mmf_root, mmf_paths, asked, ["training.batch_size=0"], checked_settings={})
+        resolve_config(mmf_root, mmf_paths, spec, ["training.batch_size=0"], checked_settings={})
 
 
-def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+def test_gradient_limit_can_be_overridden(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     key = "training.max_grad_l2_norm"
-    assert assigned(mmf_root, mmf_paths, f"{key}=0.25").training.max_grad_l2_norm == 0.25
+    assert config_with_overrides(mmf_root, mmf_paths, f"{key}=0.25").training.max_grad_l2_norm == 0.25
     with pytest.raises(UsageError, match=f"{key}: -1 is not a number of 0 or more"):
-        assigned(mmf_root, mmf_paths, f"{key}=-1")
+        config_with_overrides(mmf_root, mmf_paths, f"{key}=-1")
 
 
 @pytest.mark.parametrize(
@@ -276,21 +276,19 @@ def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, m
         "training.tensorboard=1",
     ],
 )
-def test_what_mmf_reads_is_taken(mmf_root: Path, mmf_paths: MmfPaths, word: str) -> None:
+def test_settings_that_mmf_reads_are_accepted(mmf_root: Path, mmf_paths: MmfPaths, word: str) -> None:
     resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(word)))
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
-def test_nothing_that_mmfs_configurations_set_is_refused(
-    mmf_root: Path, mmf_paths: MmfPaths, name: str
-) -> None:
+def test_settings_of_mmf_configurations_are_accepted(mmf_root: Path, mmf_paths: MmfPaths, name: str) -> None:
     preset = presets.load(name)
     bare = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, ConfigSpec(preset.model))[0])
-    whole = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, preset)[1])
-    require_valid_settings(bare, whole, read_version(mmf_root))
+    full = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, preset)[1])
+    require_valid_settings(bare, full, read_version(mmf_root))
 
 
-def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+def test_keys_chosen_by_the_user_are_accepted(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     chosen = {
         "training": {"wandb": {"tags": ["first"]}},
         "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},

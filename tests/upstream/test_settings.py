@@ -1,4 +1,4 @@
-"""What mmfw sets in MMF's configuration; nothing of it needs MMF."""
+"""Settings that mmfw adds to MMF's configuration; these tests do not need MMF."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPLITS = {"train": "train", "val": "dev", "test": "test"}
 
 
 @pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
-def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
+def test_only_keys_of_the_mmf_version_are_set(version: str) -> None:
     training = default_settings.common_settings("mmbt", SPLITS, version)["training"]
     assert ("stdout_capture" in training) == has_key(version, "training.stdout_capture")
     assert ("colored_logs" in training) == has_key(version, "training.colored_logs")
@@ -32,9 +32,7 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
         *((None, 2, "0,1"), ("2,3,5", 2, "2,3"), ("2,3", 0, "-1"), (None, 0, "-1")),
     ],
 )
-def test_a_worker_gets_the_first_of_the_gpus_that_may_be_seen(
-    visible: str | None, count: int, left: str
-) -> None:
+def test_worker_gets_the_first_visible_gpus(visible: str | None, count: int, left: str) -> None:
     environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
@@ -46,16 +44,16 @@ def test_a_short_run_validates_at_least_five_times(updates: int, interval: int) 
     assert default_settings.training_settings(updates)["training"]["evaluation_interval"] == interval
 
 
-def test_training_never_goes_on_to_the_test_set() -> None:
+def test_training_does_not_run_on_the_test_set() -> None:
     assert default_settings.training_settings(None) == {"run_type": "train_val"}
 
 
-def test_our_callback_stands_beside_those_of_a_preset() -> None:
-    own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
-    training = default_settings.add_hooks(own, "1.0.0rc12", None)["training"]
+def test_mmfw_callback_is_added_to_those_of_a_preset() -> None:
+    settings = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
+    training = default_settings.add_hooks(settings, "1.0.0rc12", None)["training"]
     assert [callback["type"] for callback in training["callbacks"]] == ["mine", "mmfw"]
     assert training["seed"] == 1 and "fp16" not in training
-    assert default_settings.add_hooks(own, "1.0.0rc10", "bf16") == own
+    assert default_settings.add_hooks(settings, "1.0.0rc10", "bf16") == settings
 
 
 def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
@@ -65,14 +63,14 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
 
 
 def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
-    """That of a worker."""
+    """Return the environment of a worker."""
     folder = places.save_dir
     return default_settings.worker_environment(
         places, folder / "c", folder / "l", folder / "r", offline=offline
     )
 
 
-def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
+def test_openmp_spin_time_is_limited_unless_the_user_sets_it(
     mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -85,7 +83,7 @@ def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
+def test_worker_reads_utf8_and_downloads_only_if_online(
     mmf_paths: MmfPaths, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
@@ -98,7 +96,7 @@ def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
         assert Path(env["MMF_DATASET_ZOO"]).is_file()
 
 
-def test_a_worker_starts_without_variables_of_python_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_environment_omits_harmful_python_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*default_settings.HARMFUL_VARIABLES, "PYTHONHASHSEED"):
         monkeypatch.setenv(name, "1")
     assert environment(MmfPaths.resolve(), offline=True).keys() & {

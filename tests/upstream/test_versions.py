@@ -1,4 +1,4 @@
-"""Where things are in a tree of MMF, and in a zoo; they are made up here, a few files each."""
+"""Locations of files in a tree of MMF, and zoo entries; the trees are small fakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MMBT = (
 
 @pytest.fixture
 def wheel(user_dir: Path) -> Path:
-    """A made-up tree in the shape of the wheel on PyPI: everything inside the package."""
+    """Write a small tree with the layout of the PyPI wheel: everything is inside the package."""
     files = {
         "mmf/version.py": b'__version__ = "1.0.0rc10"\n',
         "mmf/configs/models/mmbt/pretrain.yaml": b"a: 1\n",
@@ -33,7 +33,7 @@ def wheel(user_dir: Path) -> Path:
 
 @pytest.fixture
 def unpacked(user_dir: Path) -> Path:
-    """A made-up tree in the shape of the repository, where git wrote its links as text."""
+    """Write a small tree with the layout of the repository, in which Git stored links as text."""
     real = "mmbt/configs/hateful_memes/defaults.yaml"
     files = {
         "mmf/version.py": b'\n__version__ = "1.0.0rc12"\n',
@@ -45,7 +45,7 @@ def unpacked(user_dir: Path) -> Path:
 
 
 class TestConfigPath:
-    def test_in_the_wheel_every_name_has_a_file_of_its_own(self, wheel: Path) -> None:
+    def test_wheel_has_a_separate_file_for_each_name(self, wheel: Path) -> None:
         for name in (*MMBT, "configs/models/mmbt/pretrain.yaml"):
             assert config_path(wheel, name) == (wheel / "mmf" / name).resolve()
 
@@ -59,7 +59,7 @@ class TestConfigPath:
         mine.write_text("{}", encoding="utf-8")
         assert config_path(wheel, str(mine)) == mine.resolve()
 
-    def test_an_unknown_name_is_answered_with_the_nearest(self, wheel: Path) -> None:
+    def test_unknown_name_suggests_the_nearest(self, wheel: Path) -> None:
         with pytest.raises(
             MmfEnvironmentError, match=r"no configuration projects/mmbt/.*/default\.yaml"
         ) as caught:
@@ -68,45 +68,43 @@ class TestConfigPath:
 
 
 class TestTextLinks:
-    def test_a_link_may_stand_for_a_folder_on_the_way(self, unpacked: Path) -> None:
+    def test_text_link_may_replace_a_parent_folder(self, unpacked: Path) -> None:
         assert follow_text_links(unpacked / "mmf" / MMBT[1]) == unpacked / MMBT[1]
 
     @pytest.mark.parametrize(
         "content", [b"", b"{}", b"a: 1\n", b"nowhere.yaml", b'{"a": "' + b"x" * 400 + b'"}', b"\x89PNG\xff"]
     )
-    def test_other_files_are_no_links_however_short(self, tmp_path: Path, content: bytes) -> None:
+    def test_short_files_are_not_mistaken_for_links(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "short.yaml"
         path.write_bytes(content)
         assert follow_text_links(path) == path
 
-    def test_a_circle_is_an_error(self, tmp_path: Path) -> None:
+    def test_circular_link_is_an_error(self, tmp_path: Path) -> None:
         write_tree({"a.yaml": b"b.yaml", "b.yaml": b"a.yaml"}, tmp_path)
-        with pytest.raises(MmfEnvironmentError, match="circle"):
+        with pytest.raises(MmfEnvironmentError, match="circular link"):
             follow_text_links(tmp_path / "a.yaml")
         assert follow_text_links(tmp_path / "no.yaml") == tmp_path / "no.yaml"
 
 
 class TestVersions:
-    def test_is_read_as_text(self, wheel: Path, unpacked: Path) -> None:
+    def test_version_is_read_as_text(self, wheel: Path, unpacked: Path) -> None:
         assert read_version(wheel) == "1.0.0rc10"
         assert read_version(unpacked) == "1.0.0rc12"
 
-    def test_a_tree_without_one_is_an_error(self, tmp_path: Path) -> None:
+    def test_tree_without_version_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(MmfEnvironmentError, match=r"version\.py cannot be read"):
             read_version(tmp_path)
         write_tree({"mmf/version.py": b"version = 1\n"}, tmp_path)
-        with pytest.raises(MmfEnvironmentError, match="no version"):
+        with pytest.raises(MmfEnvironmentError, match=r"version\.py: no version found"):
             read_version(tmp_path)
 
-    def test_an_unknown_one_is_an_error_that_names_the_known_ones(self) -> None:
-        with pytest.raises(MmfEnvironmentError, match=r"0\.9 is unknown.*1\.0\.0rc10 and 1\.0\.0rc12"):
+    def test_unsupported_version_names_the_supported_ones(self) -> None:
+        with pytest.raises(MmfEnvironmentError, match=r"0\.9 is not supported.*1\.0\.0rc10, 1\.0\.0rc12"):
             has_key("0.9", "training.callbacks")
 
 
 @pytest.mark.parametrize("version", [{}, {"version": "1.0"}])
-def test_an_entry_of_a_zoo_may_lack_a_version(
-    user_dir: Path, mmf_paths: MmfPaths, version: dict[str, str]
-) -> None:
+def test_zoo_entry_may_lack_a_version(user_dir: Path, mmf_paths: MmfPaths, version: dict[str, str]) -> None:
     resource = {"url": "mmf://features.tar.gz", "file_name": "features.tar.gz"}
     zoo = user_dir / "zoo.yaml"
     zoo.write_text(
