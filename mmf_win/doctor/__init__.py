@@ -1,1 +1,1 @@
-"""What ``mmfw doctor`` finds out about the machine, the folders, MMF and the dataset."""
+"""The checks of ``mmfw doctor``: machine, folders, MMF and dataset."""

@@ -1,4 +1,4 @@
-"""What helps to find a bug: one zip of what is known of the machine and of a run's records, scrubbed."""
+"""Bug reports: a zip with information about the machine and the records of a run, without secrets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 from mmf_win.scrub import make_scrubber
 
-_MAX_BYTES = 1 << 20  # of a file; what went wrong is at its end
+_MAX_BYTES = 1 << 20  # per file, from its end, where errors are
 
 
 def write(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, include_logs: bool) -> list[str]:
-    """Write a zip, and return the names of what is in it.
+    """Write the zip of a bug report.
 
-    With ``log``, also what the run printed goes into it.
+    Args:
+        run: Run of the report, if any.
+        doctor_report: Result of ``mmfw doctor``.
+        path: Path of the zip.
+        include_logs: Include the output of the run.
+
+    Returns:
+        The names of the members.
     """
-    overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
+    overrides: list[tuple[str, str]] = []  # scrubbed as pairs, because MMF's log separates keys from values
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().user_settings.items()] if run else []
     scrub = make_scrubber([*os.environ.items(), *overrides])
@@ -41,9 +48,15 @@ def _list_run_files(run: Run | None, include_logs: bool) -> Iterator[tuple[str, 
     if run is None:
         return
     files = [run.request_file, run.events, run.legacy_outcome_file, *([run.log] if include_logs else [])]
-    for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
-        files += [each.request_file, each.config, each.outcome_file, each.helper_outcome_file, each.events]
-        files += [each.log] if include_logs else []
+    for folder in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
+        files += [
+            folder.request_file,
+            folder.config,
+            folder.outcome_file,
+            folder.helper_outcome_file,
+            folder.events,
+        ]
+        files += [folder.log] if include_logs else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 
 
@@ -53,5 +66,5 @@ def _read_end(file: Path) -> str:
         content = file.read_bytes()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    cut = content[-_MAX_BYTES:].partition(b"\n")[2] if len(content) > _MAX_BYTES else content
-    return cut.decode("utf-8", "replace")
+    tail = content[-_MAX_BYTES:].partition(b"\n")[2] if len(content) > _MAX_BYTES else content
+    return tail.decode("utf-8", "replace")

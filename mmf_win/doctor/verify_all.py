@@ -1,4 +1,4 @@
-"""Verifies and repairs all that mmfw has written: the dataset, features and weights, checkpoints, MMF."""
+"""Verify and repair everything that mmfw has written: dataset, features, weights, checkpoints and MMF."""
 
 from __future__ import annotations
 
@@ -37,77 +37,116 @@ _PART_ERRORS = (
 
 
 def _resolve_names(
-    names: Sequence[str], places: MmfPaths, overrides: Sequence[str]
+    names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str]
 ) -> tuple[set[str], list[InputFiles], list[Run]]:
-    """What a user names: parts, features and the like, and runs; without a name, everything."""
+    """Resolve names to parts, inputs and runs; without names, return everything.
+
+    Returns:
+        Names of parts, input files, and runs.
+
+    Raises:
+        UsageError: Overrides are given without a preset.
+    """
     parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
     others = [name for name in names if name not in PARTS]
-    of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
-    if overrides and not of_presets:
-        message = f"{overrides[0]}: an override needs a preset"
-        raise errors.UsageError(message, hint="name the preset before it")
+    preset_names = [name for name in others if name in presets.names() or Path(name).is_file()]
+    if overrides and not preset_names:
+        message = f"{overrides[0]}: an override requires a preset"
+        raise errors.UsageError(message, hint="give the preset before the override")
     inputs: list[InputFiles] = []
-    if of_presets:
-        inputs += find_preset_inputs(install.find_mmf(), of_presets, places, overrides)
+    if preset_names:
+        inputs += find_preset_inputs(install.find_mmf(), preset_names, mmf_paths, overrides)
     if "features" in parts:
-        folders = {each.folder for each in inputs}
-        inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
-    runs = [run for name in others if name not in of_presets for run in _find_runs(places.save_dir, name)]
+        folders = {item.folder for item in inputs}
+        inputs += [item for item in inputs_on_disk(mmf_paths) if item.folder not in folders]
+    runs = [
+        run for name in others if name not in preset_names for run in _find_runs(mmf_paths.save_dir, name)
+    ]
     if "runs" in parts:
-        runs = lookup.list_runs_with_sweeps(places.save_dir)
+        runs = lookup.list_runs_with_sweeps(mmf_paths.save_dir)
     return parts, inputs, runs
 
 
 def _find_runs(save_dir: Path, name: str) -> list[Run]:
-    """Return the run of a name, or all of a sweep."""
+    """Return the run of a name, or all runs of a sweep.
+
+    Raises:
+        RunNotFoundError: The name is neither a part, a preset nor a run.
+    """
     try:
         return lookup.find_runs(save_dir, name)
     except errors.RunNotFoundError as error:
-        message = f"{name}: no part, preset or run of this name"
+        message = f"{name}: no such part, preset or run"
         raise errors.RunNotFoundError(
             message, hint=suggestion_hint(name, PARTS).strip() or error.hint
         ) from None
 
 
 def verify_parts(
-    names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = (), *, full: bool = False
+    names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str] = (), *, full: bool = False
 ) -> list[VerificationResult]:
-    """Verify one thing after the other, with a progress bar for each that takes a while.
+    """Verify one item after the other, with a progress bar for each that takes long.
 
-    What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
-    if it was touched since it was last found intact, or with ``full``.
+    Missing items are skipped unless a preset needs them. Checkpoints are read every time, other files only if
+    they were modified since they were last found intact.
 
-    Raises UsageError where a name stands for nothing, and MmfError for a preset where there is no MMF.
+    Args:
+        names: Parts, presets and runs; empty for everything.
+        mmf_paths: MMF's folders.
+        overrides: Overrides of the presets.
+        full: Read every file.
+
+    Returns:
+        One result per item.
+
+    Raises:
+        UsageError: A name is unknown.
+        MmfEnvironmentError: A preset is given, but MMF is not installed.
     """
-    parts, inputs, runs = _resolve_names(names, places, overrides)
-    found = [
-        _verify_dataset(places, full) if "dataset" in parts else None,
-        *(_verify_input(each, full) for each in inputs),
+    parts, inputs, runs = _resolve_names(names, mmf_paths, overrides)
+    results = [
+        _verify_dataset(mmf_paths, full) if "dataset" in parts else None,
+        *(_verify_input(input_files, full) for input_files in inputs),
         *(_verify_checkpoints(run) for run in runs),
         _verify_mmf(full) if "mmf" in parts else None,
     ]
-    return [finding for finding in found if finding is not None]
+    return [result for result in results if result is not None]
 
 
 def repair_parts(
-    names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mirror: Mirror
+    names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str], mirror: Mirror
 ) -> list[VerificationResult]:
-    """Repair what is damaged, and nothing else; the findings are those afterwards.
+    """Repair only what is damaged.
 
-    What cannot be repaired stays as it is, and its finding has the error. Raises ResourceError where there is
-    not enough room, and else as :func:`verify_parts`.
+    An item that cannot be repaired is left unchanged, and its result contains the error.
+
+    Args:
+        names: Parts, presets and runs; empty for everything.
+        mmf_paths: MMF's folders.
+        overrides: Overrides of the presets.
+        mirror: Source of the files.
+
+    Returns:
+        One result per item, after the repair.
+
+    Raises:
+        ResourceError: There is not enough disk space.
+        UsageError: A name is unknown.
+        MmfEnvironmentError: A preset is given, but MMF is not installed.
     """
-    parts, inputs, runs = _resolve_names(names, places, overrides)
-    found = []
-    if "mmf" in parts:  # first, for it knows where the others come from
-        found.append(_repair_if_damaged(_verify_mmf, install.select_mmf))
+    parts, inputs, runs = _resolve_names(names, mmf_paths, overrides)
+    results = []
+    if "mmf" in parts:  # first, because it has the sources of the others
+        results.append(_repair_if_damaged(_verify_mmf, install.select_mmf))
     if "dataset" in parts:
-        also: VerificationState | None = "not verified" if mirror.url or mirror.path else None
-        found.append(
-            _repair_if_damaged(lambda: _verify_dataset(places), lambda: _repair_dataset(places, mirror), also)
+        extra: VerificationState | None = "not verified" if mirror.url or mirror.path else None
+        results.append(
+            _repair_if_damaged(
+                lambda: _verify_dataset(mmf_paths), lambda: _repair_dataset(mmf_paths, mirror), extra
+            )
         )
-    found += [*_repair_inputs(inputs, places, mirror), *map(_verify_checkpoints, runs)]
-    return [finding for finding in found if finding is not None]
+    results += [*_repair_inputs(inputs, mmf_paths, mirror), *map(_verify_checkpoints, runs)]
+    return [result for result in results if result is not None]
 
 
 def _repair_if_damaged(
@@ -127,113 +166,113 @@ def _repair_if_damaged(
 
 
 def _repair_inputs(
-    inputs: Sequence[InputFiles], places: MmfPaths, mirror: Mirror
+    inputs: Sequence[InputFiles], mmf_paths: MmfPaths, mirror: Mirror
 ) -> list[VerificationResult]:
-    found = {each: _verify_input(each) for each in inputs}
-    damaged = [each for each, finding in found.items() if finding.state == "damaged"]
+    results = {input_files: _verify_input(input_files) for input_files in inputs}
+    damaged = [input_files for input_files, result in results.items() if result.state == "damaged"]
     if damaged:
         try:
             repaired = fetch_inputs(
-                [each.with_source() for each in damaged], places, mirror, repair_only=True
+                [input_files.with_source() for input_files in damaged], mmf_paths, mirror, repair_only=True
             )
         except (errors.UsageError, errors.InUseError) as error:  # the source has none of the archives
-            repaired = [replace(found[each], error=error) for each in damaged]
-        found |= dict(zip(damaged, repaired, strict=True))
-    return list(found.values())
+            repaired = [replace(results[input_files], error=error) for input_files in damaged]
+        results |= dict(zip(damaged, repaired, strict=True))
+    return list(results.values())
 
 
-def _verify_dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
-    paths = places.dataset
-    finding = VerificationResult("dataset", "dataset", paths.root, "not verified", _VERIFIED_AGAINST_NOTHING)
+def _verify_dataset(mmf_paths: MmfPaths, full: bool = False) -> VerificationResult | None:
+    paths = mmf_paths.dataset
+    result = VerificationResult("dataset", "dataset", paths.root, "not verified", _VERIFIED_AGAINST_NOTHING)
     try:
         manifest = load_dataset_manifest(paths)
         if manifest is None:
-            return finding if paths.annotations.is_dir() else None
-        wrong = find_damage(manifest, full=full, title="Verifying the dataset")
+            return result if paths.annotations.is_dir() else None
+        damage = find_damage(manifest, full=full, title="Verifying the dataset")
     except (errors.DataError, errors.InUseError) as error:
-        return replace(finding, state="damaged", problems=(str(error),))
-    against = manifest.verified_against
+        return replace(result, state="damaged", problems=(str(error),))
+    verified_against = manifest.verified_against
     images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
-    if not wrong and (flaws := find_unusable_images(images, list_checked_images(manifest))):
-        again = format_command(
-            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(places.data_dir)
+    if not damage and (unusable := find_unusable_images(images, list_checked_images(manifest))):
+        command = format_command(
+            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(mmf_paths.data_dir)
         )
-        hint = f"{most_common_hint(flaws)}, then `{again}`, with --allow-missing to go without them"
-        refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)
-        problems = tuple(f"unusable: {name} ({flaw.description})" for name, flaw in flaws.items())
-        return replace(finding, state="damaged", verified_against=against, problems=problems, error=refusal)
+        hint = f"{most_common_hint(unusable)}, then run `{command}` (--allow-missing excludes them)"
+        refusal = errors.DatasetError(f"{len(unusable)} images cannot be used", hint=hint)
+        problems = tuple(f"unusable: {name} ({problem.description})" for name, problem in unusable.items())
+        return replace(
+            result, state="damaged", verified_against=verified_against, problems=problems, error=refusal
+        )
     state: VerificationState = (
-        "damaged" if wrong else "recorded" if manifest.hash_origin == "recorded" else "intact"
+        "damaged" if damage else "recorded" if manifest.hash_origin == "recorded" else "intact"
     )
-    return replace(finding, state=state, verified_against=against, problems=tuple(map(str, wrong)))
+    return replace(result, state=state, verified_against=verified_against, problems=tuple(map(str, damage)))
 
 
-def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
-    root, archive = places.dataset.root, _find_archive(mirror, places)
+def _repair_dataset(mmf_paths: MmfPaths, mirror: Mirror) -> None:
+    root, archive = mmf_paths.dataset.root, _find_archive(mirror, mmf_paths)
     try:
-        repair_dataset(places, archive, ask=mirror.ask)
+        repair_dataset(mmf_paths, archive, ask=mirror.ask)
         return
-    except errors.IncompleteInstallError:  # and what tells how to finish it is damaged
-        other_way = None
-    except errors.DamagedManifestError:  # so nothing tells which of the files are intact
-        other_way = f"delete {root / MANIFEST_NAME} to take the files as they are"
-    archive = archive or find_source_archive(load_manifest_notes(root), other_way)
-    convert(archive, places, ask=mirror.ask, allow_missing=True)
+    except errors.IncompleteInstallError:  # and its record is damaged, so it cannot be completed
+        alternative_hint = None
+    except errors.DamagedManifestError:  # so it is unknown which files are intact
+        alternative_hint = f"delete {root / MANIFEST_NAME} to accept the files as they are"
+    archive = archive or find_source_archive(load_manifest_notes(root), alternative_hint)
+    convert(archive, mmf_paths, ask=mirror.ask, allow_missing=True)
 
 
-def _find_archive(mirror: Mirror, places: MmfPaths) -> Path | None:
-    """What the dataset was converted from, as far as a source on this machine has it."""
-    known, place = load_manifest_notes(places.dataset.root), mirror.path
-    source = known.source if known else None
-    if place is None or source is None:
-        return place  # whose content is compared
-    if (place / source.name).exists():
-        return place / source.name
-    is_of_kind = place.is_file() if source.sha256 else place.is_dir()
-    return place if is_of_kind else None
+def _find_archive(mirror: Mirror, mmf_paths: MmfPaths) -> Path | None:
+    """Return the archive that the dataset was converted from if a source on this machine has it."""
+    notes, path = load_manifest_notes(mmf_paths.dataset.root), mirror.path
+    source = notes.source if notes else None
+    if path is None or source is None:
+        return path  # its content is compared later
+    if (path / source.name).exists():
+        return path / source.name
+    has_same_kind = path.is_file() if source.sha256 else path.is_dir()
+    return path if has_same_kind else None
 
 
 def _verify_input(input_files: InputFiles, full: bool = False) -> VerificationResult:
-    """What is known of an input; of a damaged one, also the error that nothing can repair it."""
+    """Verify an input; for a damaged one, add the error if nothing can repair it."""
     try:
-        finding = input_files.verify(full=full)
-    except errors.MmfEnvironmentError as error:  # a package is missing that could read it
+        result = input_files.verify(full=full)
+    except errors.MmfEnvironmentError as error:  # a package that reads it is missing
         return replace(input_files.quick_check(), error=error)
-    is_damaged = finding.state == "damaged" and finding.error is None
+    is_damaged = result.state == "damaged" and result.error is None
     return (
-        replace(finding, error=input_files.with_source().unrepairable_error(finding))
-        if is_damaged
-        else finding
+        replace(result, error=input_files.with_source().unrepairable_error(result)) if is_damaged else result
     )
 
 
 def _verify_checkpoints(run: Run) -> VerificationResult | None:
-    finding = VerificationResult(
+    result = VerificationResult(
         "runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote"
     )
     try:
-        found = list_checkpoints(run)
+        files = list_checkpoints(run)
     except OSError as refused:
-        return replace(finding, state="damaged", problems=(f"{refused.filename}: {refused.strerror}",))
-    if not found:
+        return replace(result, state="damaged", problems=(f"{refused.filename}: {refused.strerror}",))
+    if not files:
         return None
-    problems = {each.name: each.problem for each in found if each.problem}
+    problems = {file.name: file.problem for file in files if file.problem}
     if not problems:
-        return finding
-    use = intact_checkpoint_hint(run, found)
+        return result
+    use_hint = intact_checkpoint_hint(run, files)
     if FOREIGN_PROBLEM in problems.values():
-        finding = replace(
-            finding, verified_against=f"{finding.verified_against}, and the run's record of hashes"
+        result = replace(
+            result, verified_against=f"{result.verified_against}, and the run's record of hashes"
         )
-        what, instead = "checkpoint that is not the run's", "the run has none of its own: train again"
-        hint = f"move away what the run has not saved; {use}"
+        kind, fallback_hint = "foreign checkpoint", "train again; the run has no checkpoint of its own"
+        hint = f"move the foreign checkpoints away; {use_hint}"
     else:
-        what = "damaged checkpoint"
-        instead = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
-        hint = f"{use}; delete the damaged files when you like"
-    error = errors.CheckpointError(f"a {what} cannot be repaired", hint=hint if use else instead)
-    told = tuple(f"{name}: {problem}" for name, problem in problems.items())
-    return replace(finding, state="damaged", problems=told, error=error)
+        kind = "damaged checkpoint"
+        fallback_hint = "train again and delete the damaged files; no checkpoint is intact"
+        hint = f"{use_hint}; you can delete the damaged files"
+    error = errors.CheckpointError(f"a {kind} cannot be repaired", hint=hint if use_hint else fallback_hint)
+    problem_lines = tuple(f"{name}: {problem}" for name, problem in problems.items())
+    return replace(result, state="damaged", problems=problem_lines, error=error)
 
 
 def _verify_mmf(full: bool = False) -> VerificationResult | None:
@@ -247,14 +286,14 @@ def _verify_mmf(full: bool = False) -> VerificationResult | None:
             if problems
             else None
         )
-    finding = VerificationResult(
+    result = VerificationResult(
         "mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING
     )
     if problems is None:
-        return replace(finding, state="not verified", verified_against="nothing: it is a copy of your own")
-    with suppress(errors.DataError):  # which is the problem then
+        return replace(result, state="not verified", verified_against="nothing: it is your own checkout")
+    with suppress(errors.DataError):  # already in problems
         manifest = Manifest.load(installed.root)
-        finding = replace(
-            finding, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING
+        result = replace(
+            result, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING
         )
-    return replace(finding, state="damaged", problems=problems) if problems else finding
+    return replace(result, state="damaged", problems=problems) if problems else result

@@ -1,4 +1,4 @@
-"""The machine, settings of Windows, and whether torch can use the GPU."""
+"""The machine, Windows settings, and whether torch can use the GPU."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, mmf_paths: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    found = survey(mmf_paths)["machine"]
-    assert found["cpus"] >= 1 and found["memory"] > 1 << 28
-    assert [gpu["name"] for gpu in found["gpus"]] == ["NVIDIA 0", "NVIDIA 1"]
+    result = survey(mmf_paths)["machine"]
+    assert result["cpus"] >= 1 and result["memory"] > 1 << 28
+    assert [gpu["name"] for gpu in result["gpus"]] == ["NVIDIA 0", "NVIDIA 1"]
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
     ("name", "where"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER_MODE)]
 )
-def test_what_is_off_is_told_with_what_turns_it_on(
+def test_disabled_setting_has_a_hint_that_enables_it(
     monkeypatch: pytest.MonkeyPatch, name: str, where: tuple[str, str]
 ) -> None:
     assert sys.platform == "win32"
     import winreg
 
-    own = rf"Software\mmfw-tests-{uuid4().hex}"  # in place of HKEY_LOCAL_MACHINE, which others read
-    with winreg.CreateKey(winreg.HKEY_CURRENT_USER, own) as root:
+    test_key = rf"Software\mmfw-tests-{uuid4().hex}"  # instead of HKEY_LOCAL_MACHINE, which is shared
+    with winreg.CreateKey(winreg.HKEY_CURRENT_USER, test_key) as root:
         monkeypatch.setattr(winreg, "HKEY_LOCAL_MACHINE", root)
         try:
             for number, value in ((0, "off"), (1, "on")):
                 with winreg.CreateKey(root, where[0]) as key:
                     winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
-                found = {setting["name"]: setting for setting in survey_windows_settings()}
-                assert found[name]["value"] == value
-                hint = found[name]["hint"]
+                settings = {setting["name"]: setting for setting in survey_windows_settings()}
+                assert settings[name]["value"] == value
+                hint = settings[name]["hint"]
                 assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
-                assert int(found["code page"]["value"] or 0) > 0
+                assert int(settings["code page"]["value"] or 0) > 0
         finally:
             parts = where[0].split("\\")
             for n in range(len(parts), 0, -1):
                 winreg.DeleteKey(root, "\\".join(parts[:n]))
-            winreg.DeleteKey(winreg.HKEY_CURRENT_USER, own)
+            winreg.DeleteKey(winreg.HKEY_CURRENT_USER, test_key)
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 def test_the_settings_of_this_windows_are_found() -> None:
-    found = {setting["name"]: setting["value"] for setting in survey_windows_settings()}
-    assert set(found) == {"long paths", "developer mode", "code page"}
-    assert {found["long paths"], found["developer mode"]} <= {"on", "off"}
+    settings = {setting["name"]: setting["value"] for setting in survey_windows_settings()}
+    assert set(settings) == {"long paths", "developer mode", "code page"}
+    assert {settings["long paths"], settings["developer mode"]} <= {"on", "off"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_settings_of_this_windows_are_found() -> None:
         ("cuda: Optional[str] = None\nhip: Optional[str] = '6.2.41134-65d174c3e'", ROCM, f"ROCm {ROCM.rocm}"),
     ],
 )
-def test_what_torch_was_built_for_is_read_without_torch(
+def test_torch_build_is_read_without_importing_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, torch: TorchBuild, target: str
 ) -> None:
     (tmp_path / "torch").mkdir()
@@ -90,46 +90,46 @@ def test_what_torch_was_built_for_is_read_without_torch(
 
 
 @pytest.mark.torch
-def test_the_real_torch_says_what_it_was_built_for() -> None:
+def test_build_of_the_real_torch_is_read() -> None:
     import torch
 
     assert survey_torch() == TorchBuild(torch.version.cuda)
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "best", "said"),
+    ("torch", "driver", "best", "message"),
     [
         (None, 12040, (8, 6), None),
         (TorchBuild("13.0"), 13020, (8, 6), None),
         (TorchBuild("12.6"), 12020, (8, 6), None),
         (TorchBuild("12.6"), 13000, (8, 6), None),
         (TorchBuild("12.8"), 12080, (12, 0), None),
-        (TorchBuild("13.0"), 12080, (8, 6), "for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
-        (TorchBuild("13.0"), 13000, (6, 1), "for CUDA 13.0, which has no code for the GPU"),
-        (TorchBuild("12.6"), 13000, (12, 0), "for CUDA 12.6, which has no code for the GPU"),
-        (TorchBuild(None), 12080, (8, 6), "there is a GPU, and torch is built for the CPU"),
+        (TorchBuild("13.0"), 12080, (8, 6), "for CUDA 13.0, but the NVIDIA driver supports CUDA 12.8"),
+        (TorchBuild("13.0"), 13000, (6, 1), "for CUDA 13.0, which does not support the GPU"),
+        (TorchBuild("12.6"), 13000, (12, 0), "for CUDA 12.6, which does not support the GPU"),
+        (TorchBuild(None), 12080, (8, 6), "a GPU is available, but torch was built for the CPU"),
         (TorchBuild(None), 12080, (3, 5), None),
         (TorchBuild(None), 11040, (8, 6), None),
-        (ROCM, 12080, (8, 6), "there is a GPU, and torch is built for ROCm 6.2"),
+        (ROCM, 12080, (8, 6), "a GPU is available, but torch was built for ROCm 6.2"),
     ],
 )
-def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
+def test_torch_that_cannot_use_the_gpu_is_an_error_fake_nvml(
     monkeypatch: pytest.MonkeyPatch,
     torch: TorchBuild | None,
     driver: int,
     best: tuple[int, int],
-    said: str | None,
+    message: str | None,
 ) -> None:
     nvml = FakeNvml()
     nvml.cuda_version, nvml.capability = driver, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     error = unused_gpu_error(torch, machine.survey_cuda())
-    assert (error is None) == (said is None) and (said or "") in str(error)
+    assert (error is None) == (message is None) and (message or "") in str(error)
     if error is not None:
         assert "mmfw setup --torch" in str(error.hint)
 
 
-def test_without_a_gpu_any_torch_will_do() -> None:
+def test_any_torch_build_is_accepted_without_a_gpu() -> None:
     assert (
         unused_gpu_error(TorchBuild(None), None) is None
         and unused_gpu_error(TorchBuild("13.0"), None) is None
@@ -150,7 +150,7 @@ def test_without_a_gpu_any_torch_will_do() -> None:
         (None, (9, 0), "cpu"),
     ],
 )
-def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
+def test_newest_supported_torch_build_is_chosen_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, cuda: int | None, best: tuple[int, int], build: str
 ) -> None:
     nvml = FakeNvml()
@@ -167,11 +167,11 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
     pins = constraints_file().read_text(encoding="utf-8").splitlines()
     assert {wanted.partition("+")[0] for wanted in line[-2:]} <= set(pins)
     assert [wanted.partition("==")[0] for wanted in line[-2:]] == ["torch", "torchvision"]
-    monkeypatch.setattr(sys, "platform", "darwin")  # which has one build, on PyPI
+    monkeypatch.setattr(sys, "platform", "darwin")  # macOS has a single build, on PyPI
     assert torch_install_command() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))
 
 
-def test_pytorch_without_a_pin_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_pin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "constraints.txt"
     file.write_text("torch>=2.6\ntorchvision==0.21.0\n", encoding="utf-8")
     monkeypatch.setattr(doctor, "constraints_file", lambda: file)
