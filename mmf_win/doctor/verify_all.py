@@ -268,7 +268,7 @@ def _verify_checkpoints(run: Run) -> VerificationResult | None:
         hint = f"move the foreign checkpoints away; {use_hint}"
     else:
         kind = "damaged checkpoint"
-        fallback_hint = "train again and delete the damaged files; no checkpoint is intact"
+        fallback_hint = "train again and delete the damaged files; there is no intact checkpoint"
         hint = f"{use_hint}; you can delete the damaged files"
     error = errors.CheckpointError(f"a {kind} cannot be repaired", hint=hint if use_hint else fallback_hint)
     problem_lines = tuple(f"{name}: {problem}" for name, problem in problems.items())

@@ -74,7 +74,7 @@ def test_unwritable_environment_is_an_error_with_a_hint(
 
 def test_unknown_source_is_a_usage_error(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     assert "gihub is not a checkout of MMF" in mmfw("setup", "--mmf", "gihub", code=2)
-    assert "give pypi, github or a clone of" in mmfw.err
+    assert "use pypi, github or a clone of" in mmfw.err
     assert not mmfw_home.exists()
 
 

@@ -122,9 +122,8 @@ def test_page_names_the_methods_of_intervals_and_explains_missing_ones(world: Re
 
 def test_long_texts_are_truncated_with_their_length(world: ReportWorld) -> None:
     texts = {n: f"{n} long " * 100_000 for n in range(1000, 1006)}
-    world.write_annotations(
-        [{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts]
-    )
+    rows = [{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts]
+    world.write_annotations(rows)
     page = pages.write_run_page(world.add_predicted_run())
     assert page.stat().st_size < 500_000
     assert f"1000 long … ({10 * 100_000:,} characters)" in visible_text(page)
@@ -197,9 +196,8 @@ def test_labelled_user_memes_have_a_gallery_and_mistakes(world: ReportWorld) -> 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label: int) -> None:
-    world.write_annotations(
-        [{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)]
-    )
+    rows = [{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)]
+    world.write_annotations(rows)
     page = run_page(world)
     assert "labels of one class only, so the AUROC is undefined" in page
     assert re.search(r"rows of test_seen\s+<cite>", page), "words do not run together"
@@ -228,9 +226,7 @@ def test_page_of_a_running_run_says_so(world: ReportWorld) -> None:
     run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
-        assert "still in progress; this page covers it up to update 120" in visible_text(
-            pages.write_run_page(run)
-        )
+        assert "in progress; this page covers it up to update 120" in visible_text(pages.write_run_page(run))
 
 
 def test_truncated_events_file_is_read_as_far_as_possible(world: ReportWorld) -> None:
@@ -260,19 +256,16 @@ def test_page_of_two_thousand_memes_is_below_5_mb(world: ReportWorld) -> None:
         image = Image.frombytes("RGB", (256, 256), noise.randbytes(3 * 256 * 256))
         image.save(world.dataset.images / "img" / f"{n}.png")
     texts = {n: f"{n // 2} " * 40 for n in range(2000)}
-    world.write_annotations(
-        [{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts]
-    )
+    rows = [{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts]
+    world.write_annotations(rows)
     page = pages.write_run_page(world.add_predicted_run())
     assert page.read_text(encoding="utf-8").count("<img") == 12 + 12 + 2 * 8
     assert page.stat().st_size < 5_000_000
 
 
 def test_newest_predictions_are_shown_unless_a_split_is_given(world: ReportWorld) -> None:
-    memes = [
-        json.loads(line)
-        for line in world.dataset.annotation_file(SPLIT).read_text(encoding="utf-8").splitlines()
-    ]
+    lines = world.dataset.annotation_file(SPLIT).read_text(encoding="utf-8").splitlines()
+    memes = [json.loads(line) for line in lines]
     world.write_annotations(memes[:8], "dev_seen")
     run = world.add_predicted_run()
     older = world.add_predictions(run, "dev_seen")
@@ -309,9 +302,7 @@ def test_invalid_predictions_are_an_error(world: ReportWorld, rest: str) -> None
         pages.write_run_page(run)
 
 
-def test_report_command_prints_the_path_of_the_page(
-    world: ReportWorld, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_path_of_the_page(world: ReportWorld, capsys: pytest.CaptureFixture[str]) -> None:
     run = world.add_run()
     save = ["--save-dir", str(world.save)]
     assert main(["report", *save]) == 0
@@ -343,9 +334,8 @@ def test_page_replaces_only_regular_files_and_link_targets(
 
 
 def test_page_compares_scores_with_published_ones(world: ReportWorld) -> None:
-    world.write_annotations(
-        [{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)]
-    )
+    rows = [{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)]
+    world.write_annotations(rows)
     run = world.add_run()
     csv = world.add_predictions(run)
     page = visible_text(pages.write_run_page(run, images=False))
