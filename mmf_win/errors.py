@@ -1,31 +1,33 @@
-"""Every error that a user can meet; each kind is followed by its subclasses, which have its exit code.
+"""Errors that a user can see; each error class of a kind is followed by its subclasses.
 
-An error carries what went wrong (its message) and what to do next (its hint). The command line prints both
-and exits with the code of the class.
+An error has a message (the problem) and a hint (the next step). The command line prints both and exits with
+the exit code of the class.
 """
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-#: The numbers of the system's errors that mean that this user may not read or write there.
+from mmf_win.deprecation import deprecated_aliases
+
+#: Error numbers of missing permissions.
 PERMISSION_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-#: The next step if the shared memory of DataLoader workers is full.
-SHM_HINT = "give a container more of /dev/shm (--shm-size 2g), or do without loaders: training.num_workers=0"
+#: Next step if the shared memory of DataLoader workers is full.
+SHM_HINT = "enlarge /dev/shm of the container (--shm-size 2g), or set training.num_workers=0"
 
 
 class MmfwError(Exception):
-    """Base of all errors of mmfw; by itself, a bug in it.
+    """Base class of all errors of mmfw; raised directly only for a bug.
 
     Args:
-        message: what went wrong, naming the file.
-        hint: the next step: a sentence, or a command.
-        log: the output of the attempt of a run that ended with the error.
-        about: what the whole message begins with, as ``run ID`` or ``FILE:``.
+        message: The problem, with the name of the file.
+        hint: The next step: a sentence or a command.
+        log: Output of the attempt that ended with the error.
+        prefix: Start of the message, such as ``run ID`` or ``FILE:``.
     """
 
     exit_code: ClassVar[int] = 1
@@ -40,75 +42,75 @@ class MmfwError(Exception):
         self.log = log
 
     def message_without(self, prefix: str) -> str:
-        """Return the message for a place that shows ``about`` already."""
+        """Return the message for output that shows ``prefix`` already."""
         return self.reason if self.prefix == prefix else str(self)
 
 
 class UsageError(MmfwError):
-    """The command line asks for something that cannot be."""
+    """The command line or an argument is invalid."""
 
     exit_code = 2
 
 
 class RunNotFoundError(UsageError):
-    """There is no such run."""
+    """The run does not exist."""
 
 
 class DataError(MmfwError):
-    """What the user gave cannot be used."""
+    """Data from the user cannot be used."""
 
     exit_code = 3
 
 
 class ArchiveError(DataError):
-    """An archive is damaged, hostile or not an archive at all."""
+    """An archive is damaged, malicious or not an archive."""
 
 
 class DatasetError(DataError):
-    """Files of the dataset are missing or disagree with each other."""
+    """Files of the dataset are missing or inconsistent."""
 
 
 class DamagedManifestError(DataError):
-    """The list of hashes of a folder is damaged."""
+    """The manifest of a folder is damaged."""
 
 
 class UnsafeFeaturesError(DatasetError):
-    """Region features hold what could run code.
+    """Region features contain a pickle that could run code.
 
-    The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
+    The constructor needs only the message, so the error survives pickling out of a DataLoader worker.
     """
 
-    hint = "use features that were extracted by somebody you trust"
+    hint = "use features from a source that you trust"
 
 
 class DamagedFeaturesError(DatasetError):
-    """An LMDB of region features is damaged, or missing where nothing is known that has it."""
+    """An LMDB of region features is damaged, or missing without a known source."""
 
-    hint = "`mmfw verify features --full` reads all of them"
+    hint = "run `mmfw verify features --full` to check all of them"
 
 
 class NoValidationSplitError(DatasetError):
-    """The dataset has no split to validate on."""
+    """The dataset has no validation split."""
 
 
 class UnreadableImageError(DatasetError):
-    """A picture of the dataset is missing or cannot be decoded.
+    """An image of the dataset is missing or cannot be decoded.
 
-    The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
+    The constructor needs only the message, so the error survives pickling out of a DataLoader worker.
     """
 
     hint = (
-        "replace it by an intact picture; in a dataset that mmfw converted, replace it in the unpacked "
-        "archive, and convert that folder again"
+        "replace it with an intact image; if mmfw converted the dataset, replace it in the unpacked archive "
+        "and convert that folder again"
     )
 
 
 class IncompleteInstallError(DatasetError):
-    """Only some of the new files in a folder are in their places."""
+    """An installation of files into a folder is in progress or was interrupted."""
 
 
 class CheckpointError(DataError):
-    """A checkpoint is missing, unreadable or of another model."""
+    """A checkpoint is missing, unreadable or from another model."""
 
 
 class PasswordError(MmfwError):
@@ -118,19 +120,19 @@ class PasswordError(MmfwError):
 
 
 class PasswordRequiredError(PasswordError):
-    """A password is needed and none was given."""
+    """A password is required, but none was given."""
 
-    hint = "give it with --password, --password-file or the variable MMFW_PASSWORD"
+    hint = "pass --password or --password-file, or set MMFW_PASSWORD"
 
 
 class ResourceError(MmfwError):
-    """Not enough disk or memory."""
+    """Disk space or memory is exhausted."""
 
     exit_code = 5
 
 
 class MmfEnvironmentError(MmfwError):
-    """MMF, or another package or server that a command needs, is missing or broken."""
+    """MMF, or a package or server that a command needs, is missing or broken."""
 
     exit_code = 6
 
@@ -142,19 +144,30 @@ class TrainingError(MmfwError):
 
 
 class InUseError(MmfwError):
-    """Another process works with what this command needs for itself."""
+    """Another process is using a file or folder that this command needs exclusively."""
 
     exit_code = 8
-    hint = "wait until it has finished, or stop it first"
+    hint = "wait until it has finished, or stop it"
 
 
 class CheckFailedError(MmfwError):
-    """A check that was asked for has found a fault."""
+    """A requested check found a problem."""
 
     exit_code = 9
 
 
 class StoppedByUserError(MmfwError):
-    """The user asked to stop."""
+    """The user requested a stop."""
 
     exit_code = 130
+
+
+if not TYPE_CHECKING:
+    __getattr__ = deprecated_aliases(
+        __name__,
+        {
+            "MmfError": "MmfEnvironmentError",
+            "NoRun": "RunNotFoundError",
+            "UnreadableImage": "UnreadableImageError",
+        },
+    )

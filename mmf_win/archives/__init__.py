@@ -17,7 +17,13 @@ zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and fol
 from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
 """
 
+from typing import TYPE_CHECKING
+
 from mmf_win.archives.base import Archive, Digest, ExtractedFile, Member, PasswordCallback
 from mmf_win.archives.detect import open_archive
+from mmf_win.deprecation import deprecated_aliases
 
 __all__ = ["Archive", "Digest", "ExtractedFile", "Member", "PasswordCallback", "open_archive"]
+
+if not TYPE_CHECKING:
+    __getattr__ = deprecated_aliases(__name__, {"Ask": "PasswordCallback", "Extracted": "ExtractedFile"})
