@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say well.
+"""Build steps that pyproject.toml cannot express.
 
-The C extension, without which mmfw is slower but complete; and the tested versions, which lie at the top of
-the repository for whoever works on it, and in the package for whoever installs it.
+They build the C extension, without which mmfw works but is slower, and copy constraints.txt, which is in the
+root folder of the repository, into the package.
 """
 
 import os
@@ -14,18 +14,18 @@ _NATIVE = Path("mmf_win", "archives", "native")
 
 _ZIPCRYPTO = Extension(
     "mmf_win.archives._zipcrypto",
-    # check.c is a program of its own, for the tests
+    # check.c is a separate program for the tests
     sources=sorted(path.as_posix() for path in _NATIVE.glob("*.c") if path.name != "check.c"),
     depends=sorted(path.as_posix() for path in _NATIVE.glob("*.h")),
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=[] if os.name == "nt" else ["-std=c99", "-O3"],
     py_limited_api=True,
-    optional=True,  # a machine without a compiler installs the rest
+    optional=True,  # without a compiler, only the extension is missing
 )
 
 
 class _WithConstraints(build_py):
-    """Puts constraints.txt into the wheel; an editable mmfw reads that of the repository."""
+    """Build step that copies constraints.txt into the wheel; an editable mmfw reads it in the repository."""
 
     def run(self):
         super().run()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes that take turns, and tables of medians with the least and the most."""
+"""Shared code of the benchmarks: measure processes in turn, and print medians with minimum and maximum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Cost(NamedTuple):
-    """Of a process with its children: seconds on the clock and of the processor, peak of memory in MiB."""
+    """Cost of a process with its children: wall-clock seconds, CPU seconds and peak memory in MiB."""
 
     wall: float
     cpu: float
@@ -31,45 +31,45 @@ class Cost(NamedTuple):
 
 
 def make_parser(description: str, runs: int | None = None) -> argparse.ArgumentParser:
-    """What reads the options; without ``runs``, which is their default, there is no option for them."""
-    made = argparse.ArgumentParser(
+    """Return a parser with the option ``--runs``, whose default is ``runs``; no such option if it is None."""
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     if runs is not None:
-        made.add_argument("--runs", type=int, default=runs, help="of each contestant, in turn")
-    return made
+        parser.add_argument("--runs", type=int, default=runs, help="of each contestant, in turn")
+    return parser
 
 
 def measure_command(command: Sequence[str | Path], *, cwd: Path | None = None, **environment: str) -> Cost:
-    """Run a command, which must succeed, and measure it. Its Python may keep compiled modules."""
+    """Run a command, which must succeed, and measure it; its Python may keep compiled modules."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", **environment}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    words = [str(word) for word in command]
+    argv = [str(word) for word in command]
     with tempfile.TemporaryFile() as output:
-        began = time.perf_counter()
+        start = time.perf_counter()
         child = subprocess.Popen(
-            words, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
-        _, status, used = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - began
+        _, status, usage = os.wait4(child.pid, 0)
+        wall = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:
             output.seek(0)
-            sys.exit(f"{output.read().decode(errors='replace')[-5000:]}\n{' '.join(words)} failed")
-    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+            sys.exit(f"{output.read().decode(errors='replace')[-5000:]}\n{' '.join(argv)} failed")
+    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def run_in_turn(contestants: Mapping[str, Callable[[], _T]], runs: int) -> dict[str, list[_T]]:
-    """What each of them measures, which take turns, so that a busy moment of the machine hits all alike."""
-    found: dict[str, list[_T]] = {name: [] for name in contestants}
+    """Run the contestants in turn, so that other load on the machine affects all; return their results."""
+    results: dict[str, list[_T]] = {name: [] for name in contestants}
     for _ in range(runs):
         for name, contestant in contestants.items():
-            found[name].append(contestant())
-    return found
+            results[name].append(contestant())
+    return results
 
 
 def format_spread(values: Sequence[float], format_spec: str = ".2f") -> str:
-    """The median, and in brackets the least and the most."""
+    """Return the median, and the minimum and maximum in brackets."""
     median, least, most = (
         format(value, format_spec) for value in (statistics.median(values), min(values), max(values))
     )
@@ -77,12 +77,12 @@ def format_spread(values: Sequence[float], format_spec: str = ".2f") -> str:
 
 
 def format_ratio(base: Iterable[float], values: Iterable[float]) -> str:
-    """How many times as long the base takes, by medians."""
+    """Return the ratio of the medians of ``base`` and ``values``."""
     return f"{statistics.median(base) / statistics.median(values):.2f}"
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print the load of the machine and a table in Markdown, whose first column has names below its title."""
+    """Print the load of the machine and a Markdown table, whose first column has the names of the rows."""
     print(
         f"\nLoad: {os.getloadavg()[0]:.1f}\n\n| {' | '.join((title, *header))} |\n|---|{'--:|' * len(header)}"
     )
@@ -91,14 +91,14 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def measure_after_warmup(contestants: Mapping[str, Callable[[], Cost]], runs: int) -> dict[str, list[Cost]]:
-    """What processes cost that take turns, after a first one that compiles modules and reads programs."""
+    """Measure processes in turn, after a first run that compiles modules and fills the disk cache."""
     for contestant in contestants.values():
         contestant()
     return run_in_turn(contestants, runs)
 
 
 def print_costs(title: str, costs_by_name: Mapping[str, Sequence[Cost]]) -> None:
-    """Print what processes cost; the last columns compare with the first of them."""
+    """Print the costs of processes; the last columns compare them with the first process."""
     columns = {name: list(zip(*costs, strict=True)) for name, costs in costs_by_name.items()}
     base = next(iter(columns.values()))
     header = ("wall s", "CPU s", "peak MiB", "× by wall", "× by CPU")
@@ -117,7 +117,7 @@ def print_costs(title: str, costs_by_name: Mapping[str, Sequence[Cost]]) -> None
 
 
 def make_files(folder: Path, sizes: Iterable[int]) -> Path:
-    """A folder of files of these sizes that cannot be compressed, as PNGs cannot."""
+    """Create a folder of files with these sizes whose content, like that of PNGs, cannot be compressed."""
     random = Random(1)
     folder.mkdir(parents=True)
     for number, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""What scripts/demo.py does on a Python that is new enough."""
+"""Implementation of scripts/demo.py, for Python 3.10 and later."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from _venv import Venv
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code of the demo, or of what failed before it."""
+    """Install mmfw and MMF and run the demo; return the exit code."""
     if "--setup-only" in arguments and len(arguments) > 1:
-        sys.exit("--setup-only runs no demo that could take arguments.")
+        sys.exit("--setup-only cannot be combined with arguments of the demo.")
     venv = Venv(".venv", ["train"], cpu_torch=True)
     _print_step(
         "1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes"

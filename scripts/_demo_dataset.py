@@ -10,18 +10,18 @@ from mmf_win.demo.folder import PASSWORD, DemoFolder
 
 
 def make_demo_dataset(path: Path) -> DemoFolder:
-    """Make it in a new folder, by the commands that the demo takes too."""
+    """Create the dataset in a new folder with the commands that the demo uses."""
     folder = DemoFolder(path)
     folder.claim()
     folder.generate_files(1, "vilbert")
-    for words in (
+    for arguments in (
         ("convert", "--zip", str(folder.archive), "--password", PASSWORD),
         ("features", "extract", str(folder.features)),
     ):
-        command = [sys.executable, "-m", "mmf_win", *words, "--data-dir", str(folder.data_dir)]
-        done = subprocess.run(
+        command = [sys.executable, "-m", "mmf_win", *arguments, "--data-dir", str(folder.data_dir)]
+        result = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        if done.returncode:
-            sys.exit(f"{done.stdout}\nmmfw {words[0]} failed")
+        if result.returncode:
+            sys.exit(f"{result.stdout}\nmmfw {arguments[0]} failed")
     return folder

@@ -1,4 +1,4 @@
-"""Draw mutants of the package at random: small changes of the code that a test should notice."""
+"""Random selection of mutants: small changes of the code that a test should detect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGES = {
     "sweeps": ["tests/sweeps", "tests/commands/test_sweep.py"],
     "tracking": ["tests/tracking"],
 }
-"""The packages to draw from, each with the tests that have to notice a change of it."""
+"""Packages to draw from, with the tests that should detect a change."""
 
 _SYSTEM_CHECK = re.compile(r"\b(sys\.platform|os\.name|TYPE_CHECKING|__name__)\b")
-_MESSAGE_FUNCTIONS = {"say", "print", "warn", "logger", "log", "logging", "warnings"}
+_MESSAGE_FUNCTIONS = {"print_status", "print", "warn", "logger", "log", "logging", "warnings"}
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: (r"<", "<="),
     ast.LtE: (r"<=", "<"),
@@ -45,13 +45,14 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 
 
 class Change(NamedTuple):
-    """A replacement in a source file.
+    """Replacement in a source file.
 
     Attributes:
-        kind: one word for what is changed.
-        function: the innermost function or class around it, empty at module level.
-        start, end: where, in bytes from the start of the file.
-        text: what takes the place.
+        kind: One word for the changed construct.
+        function: The innermost function or class that contains it; empty at module level.
+        start: Start of the replaced bytes in the file.
+        end: End of the replaced bytes.
+        text: The replacement.
     """
 
     kind: str
@@ -65,19 +66,19 @@ def draw_mutants(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw mutants evenly from the packages.
 
     Args:
-        root: the checkout.
-        seed: the same seed draws the same mutants from the same sources.
-        count: how many; a package gets one more than another where it cannot be divided evenly.
+        root: The checkout.
+        seed: The same seed draws the same mutants from the same sources.
+        count: Number of mutants; if it is not divisible, some packages get one more than others.
 
     Returns:
         Entries of a file of mutants, see ``tests/mutants/README.md``.
     """
-    chance, entries = Random(seed), list[dict[str, Any]]()
+    rng, entries = Random(seed), list[dict[str, Any]]()
     for number, (package, tests) in enumerate(PACKAGES.items()):
         files = sorted((root / "mmf_win" / package).rglob("*.py"))
         choices = [(file, change) for file in files for change in find_changes(file.read_bytes())]
         share = count // len(PACKAGES) + (number < count % len(PACKAGES))
-        for file, change in chance.sample(choices, share):
+        for file, change in rng.sample(choices, share):
             old, new = snippet(file.read_bytes(), change)
             names = (file.stem, change.function.lower(), change.kind)
             entry = {
@@ -89,21 +90,21 @@ def draw_mutants(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
             }
             entries.append(entry)
     repeated = {name for name, times in Counter(entry["id"] for entry in entries).items() if times > 1}
-    seen = Counter[str]()
+    numbers = Counter[str]()
     for entry in entries:
         if entry["id"] in repeated:
-            seen[entry["id"]] += 1
-            entry["id"] += f"-{seen[entry['id']]}"
+            numbers[entry["id"]] += 1
+            entry["id"] += f"-{numbers[entry['id']]}"
     return entries
 
 
 def find_changes(source: bytes) -> list[Change]:
-    """Return all changes that can be drawn from a module, in the order of its text."""
+    """Return all possible changes of a module, in the order of its text."""
     return sorted(_ChangeFinder(source).find(), key=lambda change: (change.start, change.end, change.text))
 
 
 def snippet(source: bytes, change: Change) -> tuple[list[str], list[str]]:
-    """Return the changed lines before and after, with as many lines before them as make them unique."""
+    """Return the changed lines before and after, with as many preceding lines as make them unique."""
     start = source.rfind(b"\n", 0, change.start) + 1
     end = source.find(b"\n", change.end)
     end = len(source) if end < 0 else end
@@ -115,9 +116,9 @@ def snippet(source: bytes, change: Change) -> tuple[list[str], list[str]]:
 
 
 class _ChangeFinder:
-    """Finds the changes of one module.
+    """Search for the possible changes of one module.
 
-    Left out are texts, type hints, decorators, what is said to the user, and code for one system alone.
+    Excluded are texts, type hints, decorators, messages to the user, and code for one system only.
     """
 
     def __init__(self, source: bytes) -> None:
@@ -171,14 +172,19 @@ class _ChangeFinder:
                 yield from self._find_operator_change(
                     node.left, node.right, _ARITHMETIC[type(node.op)], "arithmetic"
                 )
-        elif isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            new = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield "constant", self._start(node), self._end(node), repr(new)
+        else:
+            yield from self._find_statement_changes(node)
+
+    def _find_statement_changes(self, node: ast.AST) -> Iterator[tuple[str, int, int, str]]:
+        """Yield the changes of a statement."""
+        if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
             if not _is_text(node.value):
                 yield from self._find_operator_change(
                     node.target, node.value, _ARITHMETIC[type(node.op)], "arithmetic"
                 )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            new = not node.value if isinstance(node.value, bool) else node.value + 1
-            yield "constant", self._start(node), self._end(node), repr(new)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             if not self._is_excluded(node.value):
                 yield "no-call", self._start(node), self._end(node), "pass"
@@ -193,7 +199,7 @@ class _ChangeFinder:
     def _find_operator_change(
         self, left: ast.expr, right: ast.expr, swap: tuple[str, str], kind: str
     ) -> Iterator[tuple[str, int, int, str]]:
-        """Replace an operator; it is found in the text, for the tree does not say where it is."""
+        """Yield the replacement of an operator, found in the text, since the tree lacks its position."""
         start, end = self._end(left), self._start(right)
         old, new = swap
         if match := re.search(old.encode(), self._source[start:end]):
@@ -217,6 +223,6 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """Return whether this is a type such as that of ``list[str]()``."""
+    """Return whether a node is a type such as that of ``list[str]()``."""
     names = {"list", "dict", "set", "tuple", "frozenset", "deque", "Counter"}
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in names

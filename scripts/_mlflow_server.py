@@ -1,4 +1,4 @@
-"""A real MLflow server on this machine, to which scripts send what they train."""
+"""MLflow server on this machine, to which scripts upload their trainings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from _bench import PYTHON
 
 @contextmanager
 def run_mlflow_server(folder: Path) -> Iterator[None]:
-    """A server to which all trainings within the block are sent."""
+    """Run a server that receives all trainings of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     names = {"MMFW_TRACK": "mlflow", "MLFLOW_EXPERIMENT_NAME": folder.name, "MLFLOW_TRACKING_URI": address}
     os.environ.update(names)
-    words = [
+    options = [
         "server",
         "--port",
         str(port),
@@ -34,11 +34,11 @@ def run_mlflow_server(folder: Path) -> Iterator[None]:
         f"sqlite:///{folder / 'db'}",
     ]
     with (folder / "mlflow.txt").open("wb") as log:
-        command = [PYTHON, "-m", "mlflow", *words]
+        command = [PYTHON, "-m", "mlflow", *options]
         environ = {
             **os.environ,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        }  # of things that nobody asks for
+        }  # not needed
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
         )

@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_run`` or ``mmf_predict`` with nothing of mmfw but the patches that let it start.
+"""MMF's own ``mmf_run`` or ``mmf_predict``, with only the patches of mmfw that are required to start.
 
 python scripts/_mmf_alone.py run|predict [KEY=VALUE ...]
 """
@@ -12,7 +12,7 @@ from mmf_win.upstream.install import require_mmf
 
 
 def main(command: str) -> None:
-    """Do what MMF's command does with the rest of the arguments."""
+    """Run MMF's command with the remaining arguments."""
     mmf = require_mmf()
     compat.install(mmf.root, compat.REQUIRED_PATCHES)
     if command == "run":

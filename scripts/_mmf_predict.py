@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_predict`` on a run's checkpoint, with nothing of mmfw but the patches that let it start.
+"""MMF's own ``mmf_predict`` on a run's checkpoint, with only the patches of mmfw that are required to start.
 
 python scripts/_mmf_predict.py RUN SPLIT REPORT_DIR [KEY=VALUE ...]
 """
@@ -22,11 +22,11 @@ from mmf_win.upstream.versions import config_path
 
 
 def main(run: Run, split: str, report_dir: Path, overrides: list[str]) -> None:
-    """Predict as MMF does, with its own defaults, into a folder of its own."""
+    """Predict with MMF's own code and defaults."""
     request = run.request()
     mmf = require_mmf()
     with tempfile.TemporaryDirectory(dir=report_dir) as folder:
-        # MMF finds best.ckpt in its save_dir, and writes there too.
+        # MMF reads best.ckpt from its save_dir and also writes to this folder.
         save = Path(folder, "save")
         save.mkdir()
         os.link(run.checkpoints / "best.ckpt", save / "best.ckpt")
@@ -37,7 +37,7 @@ def main(run: Run, split: str, report_dir: Path, overrides: list[str]) -> None:
             os.environ |= {"MMF_DATASET_ZOO": nothing, "HF_HUB_OFFLINE": "1"}
         includes = [str(config_path(mmf.root, request.config))] if request.config else []
         config = Path(folder, "config.yaml")
-        # JSON is YAML.
+        # JSON is valid YAML.
         splits = {**request.splits, "test": split}
         files = {slot: [ANNOTATIONS_TEMPLATE.format(stem)] for slot, stem in splits.items()}
         dataset = {"hateful_memes": {"annotations": files}}

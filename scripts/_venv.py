@@ -1,4 +1,4 @@
-"""Makes or reuses a virtual environment in the checkout; needs the standard library only."""
+"""Virtual environment in the checkout, created or reused; needs only the standard library."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _EXE_SUFFIX = ".exe" if os.name == "nt" else ""
-# Says that a folder was made here and may be replaced, and once all is installed what that was.
+# Marks a folder that was created here and may be replaced; after installation, contains what was installed.
 _STAMP_NAME = "mmfw-stamp"
-# On Linux, PyPI's PyTorch brings 3 GB of CUDA along.
+# On Linux, PyPI's PyTorch depends on 3 GB of CUDA.
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_PROGRESS_SECONDS = 5  # seconds
-_STOP_TIMEOUT_SECONDS = 60  # seconds for a program to finish after Ctrl+C
+_PROGRESS_SECONDS = 5
+_STOP_TIMEOUT_SECONDS = 60  # for a program to finish after Ctrl+C
 
 
 class Venv:
-    """A virtual environment with mmfw in it, editable, at the versions of a file of constraints.
+    """Virtual environment with an editable mmfw and the versions of a constraints file.
 
-    Extras that another script has installed into it stay, so that scripts can share one.
+    Extras that another script installed are kept, so that scripts can share an environment.
 
     Args:
-        folder: its name in the checkout.
-        extras: the extras of mmfw that are installed.
-        constraints: the file.
-        cpu_torch: take PyTorch for the CPU, where PyPI's is another and there is none yet.
-        compiled: compile all packages to bytecode; otherwise Python does so as it imports them.
+        folder: Name of the folder in the checkout.
+        extras: Extras of mmfw to install.
+        constraints: The constraints file.
+        cpu_torch: Install PyTorch for the CPU, if PyPI's is another one and none is installed.
+        compile_bytecode: Compile all packages to bytecode; otherwise Python does so on import.
     """
 
     def __init__(
@@ -55,35 +55,35 @@ class Venv:
         self._running: list[subprocess.Popen[str]] = []
 
     def program_path(self, name: str) -> str:
-        """The path of a program of the environment, such as ``python`` or ``mmfw``."""
+        """Return the path of a program of the environment, such as ``python`` or ``mmfw``."""
         return str(self.programs / (name + _EXE_SUFFIX))
 
     def ensure_installed(self) -> None:
-        """Make it, or bring it up to date, unless it is just what this checkout asks for."""
-        if sys.version_info < (3, 10):  # noqa: UP036 - this script is what tells a user of an older one
+        """Create or update the environment, unless it matches this checkout."""
+        if sys.version_info < (3, 10):  # noqa: UP036 - this script informs the users of older versions
             sys.exit("mmfw needs Python 3.10 or newer.")
         stamp = self.path / _STAMP_NAME
         if self.path.exists() and not stamp.is_file():
             sys.exit(f"{self.path} was not made by this script. Move it away, or remove it yourself.")
         python = f"{sys.version} {sys.base_prefix}".replace("\n", " ")
-        found = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else []
-        there = frozenset(found[2].split()) if len(found) == 3 else frozenset()
-        if found[:2] == [python, self._requirements_hash()] and self.extras <= there:
+        stamp_lines = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else []
+        installed_extras = frozenset(stamp_lines[2].split()) if len(stamp_lines) == 3 else frozenset()
+        if stamp_lines[:2] == [python, self._requirements_hash()] and self.extras <= installed_extras:
             return
         print(f"Installing into {self.path}; the first time takes a minute or more. So far:", flush=True)
-        if found[:1] != [python]:
+        if stamp_lines[:1] != [python]:
             self._create()
-        stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
-        extras = sorted(self.extras | there)
+        stamp.write_text("unfinished", encoding="utf-8")  # in case the installation is interrupted
+        extras = sorted(self.extras | installed_extras)
         pip = [self.program_path("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--no-compile", "-c", self.constraints]  # that is done below, on all processors
+        pip += ["--no-compile", "-c", self.constraints]  # compiled below, on all CPUs
         if self.cpu_torch and sys.platform == "linux":
             pytorch = ["--extra-index-url", _CPU_INDEX, "--retries", "1", "--no-deps", "torch", "torchvision"]
             run_command([*pip, *pytorch], watched_folder=self.path)
         run_command([*pip, "-e", f".[{','.join(extras)}]"], watched_folder=self.path)
         if self.compile_bytecode:
-            # Without bytecode, as PYTHONDONTWRITEBYTECODE has it, each start takes twice as long. Some
-            # packages have files that are no Python.
+            # With PYTHONDONTWRITEBYTECODE, each start would take twice as long without this. It may fail,
+            # since some packages contain files that are not valid Python.
             print("Compiling it to bytecode:", flush=True)
             compiling = [self.program_path("python"), "-m", "compileall", "-qq", "-j", "0"]
             run_command(
@@ -99,14 +99,17 @@ class Venv:
         quiet: bool = False,
         nice: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its programs in the checkout.
+        """Run a program of the environment in the checkout.
 
         Args:
-            name: the program, such as ``python``.
-            arguments: its arguments.
-            environ: variables to set.
-            quiet: collect the output in ``stdout`` of the result.
-            nice: leave the processors to others, where the system has the program ``nice``.
+            name: The program, such as ``python``.
+            arguments: Its arguments.
+            environ: Environment variables to set.
+            quiet: Collect the output in ``stdout`` of the result.
+            nice: Run with a low priority, if the system has the program ``nice``.
+
+        Returns:
+            The finished process.
         """
         prefix = ["nice"] if nice and os.name != "nt" and shutil.which("nice") else []
         process = self._start([*prefix, self.program_path(name), *arguments], environ or {}, quiet=quiet)
@@ -114,21 +117,24 @@ class Venv:
         return subprocess.CompletedProcess(process.args, process.returncode, output)
 
     def run_until_exit(self, name: str, *arguments: str) -> int:
-        """Run one of its programs, and let it finish its report after Ctrl+C; return the exit code.
+        """Run a program of the environment; after Ctrl+C, let it finish its report.
+
+        Returns:
+            The exit code.
 
         Raises:
-            KeyboardInterrupt: the program ended after Ctrl+C.
+            KeyboardInterrupt: The program ended after Ctrl+C.
         """
         process = self._start([self.program_path(name), *arguments], {}, quiet=False)
         try:
             return process.wait()
         except KeyboardInterrupt:
-            with suppress(subprocess.TimeoutExpired):  # the terminal has told it, too
+            with suppress(subprocess.TimeoutExpired):  # the terminal has interrupted it, too
                 process.wait(_STOP_TIMEOUT_SECONDS)
             raise
 
     def stop(self) -> None:
-        """End all programs that still run."""
+        """Terminate all programs that are still running."""
         for process in self._running:
             if process.poll() is None:
                 process.terminate()
@@ -171,11 +177,11 @@ class Venv:
 def run_command(
     command: Sequence[str], *, watched_folder: Path | None = None, may_fail: bool = False
 ) -> None:
-    """Run a command in the checkout; where it fails, say so and exit.
+    """Run a command in the checkout; if it fails, exit with a message.
 
-    Meanwhile it says every few seconds how large the folder ``watched`` and pip's downloads are.
+    While it runs, print the size of ``watched_folder`` and of pip's downloads every few seconds.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         with subprocess.Popen(command, cwd=ROOT) as process:
             while process.returncode is None:
@@ -183,8 +189,8 @@ def run_command(
                     process.wait(_PROGRESS_SECONDS if watched_folder else None)
                 except subprocess.TimeoutExpired:
                     downloaded = _size_in_mib(*Path(tempfile.gettempdir()).glob("pip-unpack-*"))
-                    told = f"{downloaded} MB downloaded, {_size_in_mib(watched_folder)} MB installed"
-                    print(f"  {time.monotonic() - begun:3.0f} s: {told}", flush=True)
+                    sizes = f"{downloaded} MB downloaded, {_size_in_mib(watched_folder)} MB installed"
+                    print(f"  {time.monotonic() - start:3.0f} s: {sizes}", flush=True)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be run: {error.strerror}")
     if process.returncode and not may_fail:
@@ -192,7 +198,7 @@ def run_command(
 
 
 def _size_in_mib(*folders: Path | None) -> int:
-    """How large folders are, in which others write and remove files at this moment."""
+    """Return the size of folders in which other processes create and remove files."""
     total = 0
     for path, _, names in chain.from_iterable(os.walk(folder) for folder in folders if folder):
         for name in names:

@@ -1,12 +1,12 @@
-"""Measure how fast archives are extracted, against other programs; needs Linux, zip and 7z.
+"""Measure how fast archives are extracted, compared with other programs; needs Linux, zip and 7z.
 
 python scripts/bench_archives.py                tables on standard output
 python scripts/bench_archives.py --runs 7 aes   more runs, of one of the tables
 
-The archives are made by the real `zip -P` and `7z`; /dev/shm is taken for a tmpfs, and /var/tmp for a disk.
-Every contestant that is installed runs as a whole process, start-up included, in turn with the others, and
-our output is compared with the originals once. What is told are medians with their spread. Ours also hashes
-the whole archive (SHA-256), which no other does.
+The archives are created by the real `zip -P` and `7z`. /dev/shm is used as a tmpfs, and /var/tmp as a disk.
+Every installed contestant runs as a complete process, including start-up, in turn with the others, and the
+output of mmfw is compared with the originals once. The tables show medians with their spread. Only mmfw also
+hashes the complete archive (SHA-256).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ with py7zr.SevenZipFile(sys.argv[1], password=sys.argv[3]) as archive:
 """
 
 Extractor = Callable[[Path, Path], Sequence[str | Path]]
-"""The command that extracts an archive into a folder."""
+"""Returns the command that extracts an archive into a folder."""
 
 
 def python_extractor(code: str, *arguments: str) -> Extractor:
-    """A program in Python."""
+    """Return an extractor that is a Python program."""
     return lambda archive, out: [PYTHON, "-c", code, archive, out, PASSWORD, *arguments]
 
 
@@ -73,7 +73,7 @@ PROGRAMS: dict[str, Extractor] = {
 
 
 def make_extraction(program: Extractor, archive: Path, out: Path) -> Callable[[], Cost]:
-    """A contestant: it extracts an archive into the folder ``out``, which is empty each time."""
+    """Return a contestant that extracts an archive into the folder ``out``, which is emptied each time."""
 
     def extract() -> Cost:
         shutil.rmtree(out, ignore_errors=True)
@@ -84,13 +84,13 @@ def make_extraction(program: Extractor, archive: Path, out: Path) -> Callable[[]
 
 
 def image_sizes(total: int) -> list[int]:
-    """Sizes as the dataset's images have them."""
+    """Return file sizes like those of the dataset's images."""
     random = Random(1)
     return [random.randrange(100_000, 400_000) for _ in range(total // 250_000)]
 
 
 def pack_folder(archive: Path, folder: Path, *command: str) -> Path:
-    """An archive of ``folder``, made by ``command``."""
+    """Pack a folder by ``command`` and return the archive."""
     subprocess.run(
         [*command, str(archive), folder.name], cwd=folder.parent, check=True, stdout=subprocess.DEVNULL
     )
@@ -98,7 +98,7 @@ def pack_folder(archive: Path, folder: Path, *command: str) -> Path:
 
 
 def bench_zip(work: Path, disk: Path, runs: int) -> None:
-    """The archive of the dataset, small and large, on tmpfs and on a disk."""
+    """Compare extractions of small and large archives like the dataset's, on tmpfs and on a disk."""
     encrypted, out = ("zip", "-qr", "-P", PASSWORD), work / "out"
     tiny = pack_folder(work / "4.zip", make_files(work / "4", image_sizes(4 * MB)), *encrypted)
     programs = {
@@ -129,8 +129,8 @@ def bench_zip(work: Path, disk: Path, runs: int) -> None:
         shutil.rmtree(folder)
 
 
-def bench_aes(work: Path, disk: Path, runs: int) -> None:
-    """WinZip's AES-256."""
+def bench_aes(work: Path, _disk: Path, runs: int) -> None:
+    """Compare extractions of WinZip's AES-256."""
     folder = make_files(work / "aes", image_sizes(400 * MB))
     archive = pack_folder(
         work / "aes.zip", folder, "7z", "a", "-tzip", "-mx=1", "-mem=AES256", f"-p{PASSWORD}"
@@ -142,8 +142,8 @@ def bench_aes(work: Path, disk: Path, runs: int) -> None:
     print_costs("400 MB with AES-256 on tmpfs", measure_after_warmup(contestants, runs))
 
 
-def bench_7z(work: Path, disk: Path, runs: int) -> None:
-    """7z, against the library that reads it for us."""
+def bench_7z(work: Path, _disk: Path, runs: int) -> None:
+    """Compare extractions of a 7z with py7zr, the library that mmfw uses."""
     folder = make_files(work / "7z", image_sizes(100 * MB))
     archive = pack_folder(work / "a.7z", folder, "7z", "a", "-t7z", "-mx=1", f"-p{PASSWORD}")
     programs = {
@@ -158,27 +158,27 @@ def bench_7z(work: Path, disk: Path, runs: int) -> None:
 
 
 def require_equal_folders(expected: Path, actual: Path) -> None:
-    """Compare two folders byte for byte."""
+    """Exit unless two folders are equal byte for byte."""
     names = [path.name for path in expected.iterdir()]
-    _, wrong, missing = filecmp.cmpfiles(expected, actual, names, shallow=False)
-    if wrong or missing:
-        sys.exit(f"the output differs: {[*wrong, *missing][:3]}")
+    _, different, missing = filecmp.cmpfiles(expected, actual, names, shallow=False)
+    if different or missing:
+        sys.exit(f"the output differs: {[*different, *missing][:3]}")
 
 
 _TABLES = {"zip": bench_zip, "aes": bench_aes, "7z": bench_7z}
 
 
 def main() -> None:
-    """Make the archives and print the tables."""
-    options = make_parser(__doc__, runs=5)
-    options.add_argument("tables", nargs="*", metavar="zip|aes|7z", help="all if none")
-    asked = options.parse_args()
-    for table in asked.tables or _TABLES:
+    """Create the archives and print the tables."""
+    parser = make_parser(__doc__, runs=5)
+    parser.add_argument("tables", nargs="*", metavar="zip|aes|7z", help="all if none")
+    options = parser.parse_args()
+    for table in options.tables or _TABLES:
         with (
             tempfile.TemporaryDirectory(dir=TMPFS) as work,
             tempfile.TemporaryDirectory(dir=DISK) as disk,
         ):
-            _TABLES[table](Path(work), Path(disk), asked.runs)
+            _TABLES[table](Path(work), Path(disk), options.runs)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Time the epochs of a frozen CLIP, whose outputs are made once, kept in memory, and read from the disk.
+"""Measure epochs of a frozen CLIP: with its outputs computed, read from the disk, and in memory.
 
 python scripts/bench_clip.py                     towers of the size of clip_b32, random weights, 400 memes
-python scripts/bench_clip.py --small             ... tiny ones, to try this script
+python scripts/bench_clip.py --small             tiny towers, to try this script
 
-The preset is clip_b32 in all but its weights, and the memes are the demo's. Each run trains three epochs;
-runs that begin with nothing kept take turns with runs that begin with what the one before has kept.
+The preset equals clip_b32 except for its weights, and the memes are those of the demo. Each run trains three
+epochs. Runs that start without cached outputs alternate with runs that use those of the previous run.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ write_clip(Path(sys.argv[1]), ["love", "hate", "people"], 1, json.loads(sys.argv
 
 
 def main() -> None:
-    """Make the memes and the CLIP, train in turn, and print a table."""
-    options = make_parser(__doc__, runs=3)
-    options.add_argument("--small", action="store_true", help="tiny towers")
-    asked = options.parse_args()
-    text, vision = (SMALL_SIZES, SMALL_SIZES) if asked.small else (TEXT_SIZES, VISION_SIZES)
+    """Create the memes and the CLIP, train in turn, and print a table."""
+    parser = make_parser(__doc__, runs=3)
+    parser.add_argument("--small", action="store_true", help="tiny towers")
+    options = parser.parse_args()
+    text, vision = (SMALL_SIZES, SMALL_SIZES) if options.small else (TEXT_SIZES, VISION_SIZES)
     text, vision = {**text, "max_position_embeddings": 77}, {**vision, "image_size": 224, "patch_size": 32}
     with tempfile.TemporaryDirectory() as name:
         demo, clip, cache = DemoFolder(Path(name, "demo")), Path(name, "clip"), Path(name, "cache")
@@ -68,12 +68,14 @@ def main() -> None:
         measure_command([*MMFW, "convert", "--zip", demo.archive, "--password", PASSWORD, *data])
 
         def train() -> list[float]:
-            """Seconds of each epoch, without validation."""
-            words = ("--epochs", "3", "--seed", "1", f"training.log_interval={UPDATES_PER_EPOCH}")
-            words = (*words, "training.evaluation_interval=1000", "training.checkpoint_interval=1000")
+            """Return the seconds of each epoch without validation."""
+            arguments = ("--epochs", "3", "--seed", "1", f"training.log_interval={UPDATES_PER_EPOCH}")
+            arguments = (*arguments, "training.evaluation_interval=1000", "training.checkpoint_interval=1000")
             model = f"model_config.clip.clip_model_name={clip}"
-            places = (*data, "--save-dir", demo.save_dir)
-            measure_command([*MMFW, "train", "clip_b32", model, *words, *places], MMF_CACHE_DIR=str(cache))
+            folders = (*data, "--save-dir", demo.save_dir)
+            measure_command(
+                [*MMFW, "train", "clip_b32", model, *arguments, *folders], MMF_CACHE_DIR=str(cache)
+            )
             events = read_events(lookup.find_run(demo.save_dir, "clip_b32").events)
             times = [each["t"] for each in events if each["kind"] in ("train_started", "train")]
             return [end - start for start, end in pairwise(times)][:3]
@@ -82,15 +84,17 @@ def main() -> None:
             shutil.rmtree(cache, ignore_errors=True)
             return train()
 
-        found = run_in_turn({"nothing": train_without_cache, "kept": train}, asked.runs)
-    first = [epochs[0] for epochs in found["nothing"]]
+        results = run_in_turn({"nothing": train_without_cache, "kept": train}, options.runs)
+    first = [epochs[0] for epochs in results["nothing"]]
     rows = {
         "first epoch: towers run": first,
-        "first epoch of another run: outputs read from the disk": [epochs[0] for epochs in found["kept"]],
-        "**later epochs: outputs in memory**": [s for each in found.values() for e in each for s in e[1:]],
+        "first epoch of another run: outputs read from the disk": [epochs[0] for epochs in results["kept"]],
+        "**later epochs: outputs in memory**": [s for each in results.values() for e in each for s in e[1:]],
     }
     print_table(
-        "400 memes", ("s", "×"), [(of, format_spread(s), format_ratio(first, s)) for of, s in rows.items()]
+        "400 memes",
+        ("s", "×"),
+        [(title, format_spread(s), format_ratio(first, s)) for title, s in rows.items()],
     )
 
 

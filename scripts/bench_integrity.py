@@ -1,13 +1,14 @@
-"""Measure how fast features are unpacked and verified, against other programs; needs Linux, tar and numpy.
+"""Measure how fast features are unpacked and verified, compared with other programs.
 
 python scripts/bench_integrity.py               tables on standard output
 python scripts/bench_integrity.py --size 100    a smaller archive
 
-The archive resembles MMF's features: one large data.mdb of float32 numbers, of which the negative ones were
-set to zero, and a few small files; packed by the real `tar czf`. Every contestant runs as a whole process,
-start-up included, in turn with the others. What is told are medians with their spread. Ours hashes the
-archive and each file (SHA-256), flushes them to the disk and writes the manifest; no other does any of that.
-The manifest is then checked by the real `sha256sum --check`.
+Needs Linux, tar and numpy.
+The archive resembles MMF's features: one large data.mdb of float32 numbers, of which negative ones were set
+to zero, and a few small files, packed by the real `tar czf`. Every contestant runs as a complete process,
+including start-up, in turn with the others. The tables show medians with their spread. Only mmfw hashes the
+archive and each file (SHA-256), flushes the files to the disk and writes the manifest. The manifest is then
+checked by the real `sha256sum --check`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from mmf_win.integrity.verify import record_hashes
 folder = Path(sys.argv[1])
 record_hashes(folder, [path.name for path in folder.iterdir()])
 """
-# In a process of its own: the peak of memory of others begins with what the process that starts them has had.
+# In a separate process, since a child's peak memory starts with that of its parent.
 _WRITE_FEATURES_CODE = """\
 import sys
 import numpy as np
@@ -64,7 +65,7 @@ with open(sys.argv[1], "wb") as file:
 
 
 def bench_extraction(archive: Path, out: Path, runs: int, disk_name: str) -> None:
-    """From a tar.gz to files."""
+    """Compare extractions of a tar.gz to files."""
     programs = {
         "tar xf": lambda path, out: ["tar", "xf", path, "-C", out],
         "shutil.unpack_archive": lambda path, out: [PYTHON, "-c", _UNPACK_CODE, path, out],
@@ -75,15 +76,15 @@ def bench_extraction(archive: Path, out: Path, runs: int, disk_name: str) -> Non
 
 
 def bench_rehash(title: str, folder: Path, runs: int) -> None:
-    """Every file against its manifest; by others, as many processes side by side as there are processors."""
+    """Compare verifications of files by their hashes; the other program runs one process per CPU."""
     find = f"find '{folder}' -type f ! -name 'SHA256SUMS*' -print0"
-    others = f"{find} | xargs -0 -P {os.cpu_count()} -n 100 sha256sum"
+    command = f"{find} | xargs -0 -P {os.cpu_count()} -n 100 sha256sum"
 
     def verify(mode: str) -> Cost:
         return measure_command([PYTHON, "-c", _VERIFY_CODE, folder, mode])
 
     contestants = {
-        "xargs sha256sum": lambda: measure_command(["sh", "-c", others]),
+        "xargs sha256sum": lambda: measure_command(["sh", "-c", command]),
         "**mmfw**": lambda: verify("full"),
         "**mmfw**, of files that nobody has touched": lambda: verify("quick"),
     }
@@ -91,10 +92,10 @@ def bench_rehash(title: str, folder: Path, runs: int) -> None:
 
 
 def main() -> None:
-    """Make the files and print the tables."""
-    options = make_parser(__doc__, runs=5)
-    options.add_argument("--size", type=int, default=400, help="of data.mdb in MB")
-    asked = options.parse_args()
+    """Create the files and print the tables."""
+    parser = make_parser(__doc__, runs=5)
+    parser.add_argument("--size", type=int, default=400, help="of data.mdb in MB")
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=TMPFS) as tmpfs,
         tempfile.TemporaryDirectory(dir=DISK) as disk,
@@ -102,20 +103,20 @@ def main() -> None:
         work, out = Path(tmpfs), Path(tmpfs, "out")
         make_files(work / "features" / "extras", 100 * [20_000])
         measure_command(
-            [PYTHON, "-c", _WRITE_FEATURES_CODE, work / "features" / "data.mdb", str(asked.size * MB)]
+            [PYTHON, "-c", _WRITE_FEATURES_CODE, work / "features" / "data.mdb", str(options.size * MB)]
         )
         archive = work / "features.tar.gz"
         measure_command(["tar", "czf", archive, "-C", work / "features", "."])
         shutil.rmtree(work / "features")
-        print(f"{archive.stat().st_size // MB} MB unpack to {asked.size} MB and 100 small files.")
-        bench_extraction(archive, out, asked.runs, "tmpfs")
-        bench_extraction(Path(shutil.copy(archive, disk)), Path(disk, "out"), asked.runs, "a disk")
+        print(f"{archive.stat().st_size // MB} MB unpack to {options.size} MB and 100 small files.")
+        bench_extraction(archive, out, options.runs, "tmpfs")
+        bench_extraction(Path(shutil.copy(archive, disk)), Path(disk, "out"), options.runs, "a disk")
         measure_command(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out)
-        bench_rehash("the features", out, asked.runs)
+        bench_rehash("the features", out, options.runs)
         for count, size in ((3_000, 120_000), (12_000, 30_000)):
             images = make_files(work / str(count), count * [size])
             measure_command([PYTHON, "-c", _RECORD_CODE, images])
-            bench_rehash(f"{count} files of {size // 1000} kB", images, asked.runs)
+            bench_rehash(f"{count} files of {size // 1000} kB", images, options.runs)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Time mmfw's predict and MMF's own, whole processes, on the same checkpoint and machine.
+"""Compare the time of mmfw's predict and MMF's own, as complete processes with the same checkpoint.
 
-python scripts/bench_predict.py                   the demo's dataset and model, on this machine's device
+python scripts/bench_predict.py                         the demo's dataset and model, on the default device
 python scripts/bench_predict.py --rows 2000 --runs 5
 
-MMF's own mmf_predict runs with its own defaults, and with nothing of mmfw but the patches that let it start.
-mmfw also scores its predictions and writes their record, but makes no page. Both files are compared.
+MMF's own mmf_predict runs with its own defaults, and with only the patches that are required to start. mmfw
+also scores its predictions and saves them, but writes no report. The probabilities are compared.
 """
 
 from __future__ import annotations
@@ -20,45 +20,48 @@ from mmf_win.demo.folder import DemoFolder
 from mmf_win.paths import DatasetPaths
 from mmf_win.runs import lookup
 
-SPLIT = "many"  # a split of its own
+SPLIT = "many"  # an additional split
 
 
 def main() -> None:
-    """Train the demo's model for a moment, predict with both in turn, and print a table."""
-    options = make_parser(__doc__, runs=3)
-    options.add_argument("--rows", type=int, default=1000, help="memes to predict")
-    asked = options.parse_args()
+    """Run the demo, predict with both in turn, and print a table."""
+    parser = make_parser(__doc__, runs=3)
+    parser.add_argument("--rows", type=int, default=1000, help="memes to predict")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, demo = Path(name), DemoFolder(Path(name, "demo"))
         measure_command([*MMFW, "demo", "--dir", demo.path])
         run = lookup.find_run(demo.save_dir, None)
-        write_repeated_split(DatasetPaths.from_data_dir(demo.data_dir), asked.rows)
-        places = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
+        write_repeated_split(DatasetPaths.from_data_dir(demo.data_dir), options.rows)
+        folders = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
 
-        def by_mmf() -> Cost:
+        def predict_with_mmf() -> Cost:
             reports = Path(tempfile.mkdtemp(prefix="by-mmf-", dir=folder))
             return measure_command([PYTHON, ROOT / "scripts" / "_mmf_predict.py", run.path, SPLIT, reports])
 
-        def by_mmfw() -> Cost:
-            return measure_command([*MMFW, "predict", run.path, "--split", SPLIT, "--no-report", *places])
+        def predict_with_mmfw() -> Cost:
+            return measure_command([*MMFW, "predict", run.path, "--split", SPLIT, "--no-report", *folders])
 
         print_costs(
-            f"{asked.rows} memes", run_in_turn({"MMF's own": by_mmf, "**mmfw**": by_mmfw}, asked.runs)
+            f"{options.rows} memes",
+            run_in_turn({"MMF's own": predict_with_mmf, "**mmfw**": predict_with_mmfw}, options.runs),
         )
-        theirs = [read_predictions(file) for file in folder.glob("by-mmf-*/*.csv")]
-        ours = [read_predictions(file) for file in run.reports.glob(f"*_{SPLIT}_*.csv")]
-    by_id = {row.id: row.proba for row in theirs[0]}
-    apart = max(abs(row.proba - by_id[row.id]) for rows in (*theirs, *ours) for row in rows)
-    print(f"\nThe probabilities differ by {apart:.1e} at most.")
+        mmf_predictions = [read_predictions(file) for file in folder.glob("by-mmf-*/*.csv")]
+        mmfw_predictions = [read_predictions(file) for file in run.reports.glob(f"*_{SPLIT}_*.csv")]
+    by_id = {row.id: row.proba for row in mmf_predictions[0]}
+    difference = max(
+        abs(row.proba - by_id[row.id]) for rows in (*mmf_predictions, *mmfw_predictions) for row in rows
+    )
+    print(f"\nThe probabilities differ by {difference:.1e} at most.")
 
 
 def write_repeated_split(dataset: DatasetPaths, rows: int) -> None:
-    """Make a split of the memes of the test set, repeated under new ids until there are so many."""
+    """Write a split with ``rows`` memes by repeating those of the test set under new IDs."""
     lines = dataset.annotation_file("test_unseen").read_text(encoding="utf-8").splitlines()
-    known = [json.loads(line) for line in lines]
-    longer = [{**known[number % len(known)], "id": 100_000 + number} for number in range(rows)]
+    memes = [json.loads(line) for line in lines]
+    repeated = [{**memes[number % len(memes)], "id": 100_000 + number} for number in range(rows)]
     dataset.annotation_file(SPLIT).write_text(
-        "".join(json.dumps(row) + "\n" for row in longer), encoding="utf-8"
+        "".join(json.dumps(row) + "\n" for row in repeated), encoding="utf-8"
     )
 
 

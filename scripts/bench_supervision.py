@@ -1,16 +1,15 @@
-"""Measure what supervision costs a training; needs Linux, MMF and what training needs.
+"""Measure the cost of supervision for a training; needs Linux, MMF and the extra `train`.
 
 python scripts/bench_supervision.py                           a table on standard output
 python scripts/bench_supervision.py --runs 9 --updates 1000   more and longer runs
 
-The demo's tiny model trains, whose updates are as short as updates get, so that whatever is done for each of
-them weighs most. `mmfw train` takes turns with MMF's own `run` with the same configuration, with our patches
-but without our hooks.
+The demo's tiny model has very short updates, so that the cost per update is most visible. `mmfw train`
+alternates with MMF's own `run` with the same configuration, with the patches but without the hooks of mmfw.
 
-Each counts its updates by a hook on the optimizer and is measured between the first and the last, so that
-imports do not count. What supervision adds is also measured by itself – the processor time of the parent and
-the keeper, and that of our hooks in the worker – which says more where the machine is shared and one run
-differs from the next by more than that.
+Each process counts its updates by a hook on the optimizer and is measured between the first and the last one,
+so that imports do not count. The cost of supervision is also measured directly – the CPU time of the parent
+and the keeper, and that of the hooks in the worker – which is more precise if the machine is shared and runs
+differ by more than that.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _bench import MMFW, PYTHON, format_spread, make_parser, measure_command, print_table, run_in_turn
-from _demo_set import make_demo_dataset
+from _demo_dataset import make_demo_dataset
 
 from mmf_win.files import read_json
 from mmf_win.paths import presets_dir
@@ -28,14 +27,14 @@ from mmf_win.runs import lookup
 from mmf_win.upstream.install import require_mmf
 from mmf_win.upstream.versions import has_key
 
-# MMF imports it in the process that trains; it notes the clocks after the first and after the last update.
+# MMF imports it in the training process; it records the clocks after the first and after the last update.
 _COUNTER_MODULE = '''\
 import json, os, time
 from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def cpu_of(pid):
-    """Seconds, by the scheduler's own count; /proc/<pid>/stat counts whole ticks."""
+    """Return CPU seconds as counted by the scheduler; /proc/<pid>/stat only counts ticks."""
     return sum(int(f.read_text().split()[0]) for f in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 def parent_of(pid):
@@ -86,7 +85,7 @@ run()
 
 
 class UpdateCost(NamedTuple):
-    """Milliseconds of an update: on the clock, of all processors, of these around the worker and in hooks."""
+    """Milliseconds per update: wall clock, CPU, CPU of parent and keeper, and CPU of the hooks."""
 
     wall: float
     cpu: float
@@ -95,11 +94,11 @@ class UpdateCost(NamedTuple):
 
 
 class SupervisionBench:
-    """The demo's dataset, and the contestants.
+    """The demo's dataset and the contestants.
 
     Args:
-        root: an empty folder for everything.
-        updates: of each run.
+        root: An empty folder for all files.
+        updates: Number of updates of each run.
     """
 
     def __init__(self, root: Path, updates: int) -> None:
@@ -114,20 +113,20 @@ class SupervisionBench:
         )
 
     def train_supervised(self) -> UpdateCost:
-        """``mmfw train``."""
-        places = ("--data-dir", self._demo.data_dir, "--save-dir", self._demo.save_dir, "--trust")
-        command = [*MMFW, "train", "demo", "--updates", str(self._updates), "--seed", "1", *places]
+        """Measure ``mmfw train``."""
+        options = ("--data-dir", self._demo.data_dir, "--save-dir", self._demo.save_dir, "--trust")
+        command = [*MMFW, "train", "demo", "--updates", str(self._updates), "--seed", "1", *options]
         return self._measure([*command, *self._overrides], BENCH_OURS="yes")
 
     def train_with_mmf_alone(self) -> UpdateCost:
-        """MMF with nothing of ours in it but the patches, and with the configuration of the last run."""
+        """Measure MMF with only the patches of mmfw, and with the configuration of the last run."""
         config = lookup.find_run(self._demo.save_dir, "demo").path / "attempts" / "1" / "mmf.yaml"
         has_callbacks = has_key(require_mmf().version, "training.callbacks")
         hookless = "training.callbacks=[]" if has_callbacks else "training.trainer=base_trainer"
         save = tempfile.mkdtemp(dir=self._root)
-        words = (f"config={config}", "model=vilbert", "dataset=hateful_memes", f"env.save_dir={save}")
+        overrides = (f"config={config}", "model=vilbert", "dataset=hateful_memes", f"env.save_dir={save}")
         return self._measure(
-            [PYTHON, "-c", _PATCHED_MMF_CODE, *words, hookless, *self._overrides],
+            [PYTHON, "-c", _PATCHED_MMF_CODE, *overrides, hookless, *self._overrides],
             MMF_DATA_DIR=str(self._demo.data_dir),
             MMF_DATASET_ZOO=str(presets_dir() / "zoo" / "nothing.yaml"),
             HF_HUB_OFFLINE="1",
@@ -136,7 +135,7 @@ class SupervisionBench:
     def _measure(self, command: list[str | Path], **environment: str) -> UpdateCost:
         marks = self._root / "marks.json"
         counting = {"BENCH_UPDATES": str(self._updates), "BENCH_MARKS": str(marks)}
-        # More threads make times that vary more than what is measured.
+        # With more threads, times would vary by more than the cost of supervision.
         measure_command(command, OMP_NUM_THREADS="1", **counting, **environment)
         first, last = read_json(marks)
         marks.unlink()
@@ -145,16 +144,16 @@ class SupervisionBench:
 
 def main() -> None:
     """Print a table in Markdown."""
-    options = make_parser(__doc__, runs=5)
-    options.add_argument("--updates", type=int, default=300, help="of each run")
-    asked = options.parse_args()
+    parser = make_parser(__doc__, runs=5)
+    parser.add_argument("--updates", type=int, default=300, help="of each run")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-supervision-") as root:
-        bench = SupervisionBench(Path(root), asked.updates)
+        bench = SupervisionBench(Path(root), options.updates)
         bench.train_supervised()
         contestants = {"**supervised**": bench.train_supervised, "MMF alone": bench.train_with_mmf_alone}
-        found = run_in_turn(contestants, asked.runs)
+        results = run_in_turn(contestants, options.runs)
     rows = []
-    for name, costs in found.items():
+    for name, costs in results.items():
         wall, cpu, around, hooks = zip(*costs, strict=True)
         shares = (
             [100 * part / whole for part, whole in zip(parts, cpu, strict=True)] for parts in (around, hooks)

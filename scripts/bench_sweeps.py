@@ -1,11 +1,11 @@
-"""Measure what a sweep costs beside its tasks; needs Linux, Bash, mlrunner and Optuna.
+"""Measure the cost of a sweep in addition to its tasks; needs Linux, Bash, mlrunner and Optuna.
 
 python scripts/bench_sweeps.py              tables on standard output
 python scripts/bench_sweeps.py --runs 5     more runs
 
 Short tasks     the same 100 commands that do nothing, two at a time: by xargs, by mmfw and by mlrunner
-Long tasks      two tasks that sleep for 30 seconds: the processor time of all that is there beside them
-Many tasks      how long it takes to plan 10,000 tasks, and to list 10,000 that have run; Optuna queues 1,000
+Long tasks      two tasks that sleep for 30 seconds: the CPU time of all other processes
+Many tasks      the time to plan 10,000 tasks, and to list 10,000 finished ones; Optuna queues 1,000
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _specification(template: str, count: int) -> str:
 
 
 def _write_finished_sweep(sweep: SweepFolder) -> None:
-    """Leave what a sweep of many tasks leaves, in its folder."""
+    """Write the files of a finished sweep with many tasks."""
     sweep.specification.write_text(_specification("/bin/true {n}", _MANY_TASKS), encoding="utf-8")
     for task in list_tasks(sweep):
         folder = sweep.task_folder(task.name)
@@ -79,7 +79,7 @@ def _write_finished_sweep(sweep: SweepFolder) -> None:
 
 
 def _make_contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:
-    """A command, in an empty folder but for the specification of a sweep."""
+    """Return a contestant that runs a command in a folder with only a sweep specification."""
 
     def run() -> Cost:
         with tempfile.TemporaryDirectory() as folder:

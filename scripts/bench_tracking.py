@@ -1,10 +1,10 @@
-"""Measure what `--track` costs a training; needs Linux, MMF, what training needs and MLflow with its server.
+"""Measure the cost of `--track` for a training; needs Linux, MMF, `train` and MLflow with its server.
 
 python scripts/bench_tracking.py                           a table on standard output
 python scripts/bench_tracking.py --runs 9 --updates 1000   more and longer runs
 
-The demo's tiny model trains, whose updates are as short as updates get, with one thread: alone, sent to an
-MLflow server on this machine, and beside a server that never answers. They take turns.
+The demo's tiny model, which has very short updates, trains with one thread: without tracking, with an MLflow
+server on this machine, and with a server that never answers. They take turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _bench import MMFW, format_ratio, format_spread, make_parser, measure_command, print_table, run_in_turn
-from _demo_set import make_demo_dataset
+from _demo_dataset import make_demo_dataset
 from _mlflow_server import run_mlflow_server
 
 from mmf_win.protocol import read_events
@@ -25,19 +25,19 @@ from mmf_win.runs import lookup
 
 
 class TrainingCost(NamedTuple):
-    """Of a training: milliseconds from one update to the next, and seconds of the whole command."""
+    """Cost of a training: milliseconds per update, and seconds of the complete command."""
 
     update: float
     whole: float
 
 
 def measure_training(root: Path, updates: int, **environment: str) -> TrainingCost:
-    """Train once."""
-    places = ("--data-dir", root / "demo" / "data", "--save-dir", root / "demo" / "save")
-    words = ("demo", "--updates", str(updates), "--seed", "1", "training.log_interval=10")
-    began = time.perf_counter()
-    measure_command([*MMFW, "train", *words, *places], OMP_NUM_THREADS="1", **environment)
-    whole = time.perf_counter() - began
+    """Train once and return the cost."""
+    folders = ("--data-dir", root / "demo" / "data", "--save-dir", root / "demo" / "save")
+    arguments = ("demo", "--updates", str(updates), "--seed", "1", "training.log_interval=10")
+    start = time.perf_counter()
+    measure_command([*MMFW, "train", *arguments, *folders], OMP_NUM_THREADS="1", **environment)
+    whole = time.perf_counter() - start
     events = read_events(lookup.find_run(root / "demo" / "save", "demo").events)
     first, *_, last = (event for event in events if event["kind"] == "train")
     return TrainingCost(1000 * (last["t"] - first["t"]) / (last["update"] - first["update"]), whole)
@@ -45,30 +45,30 @@ def measure_training(root: Path, updates: int, **environment: str) -> TrainingCo
 
 def main() -> None:
     """Print a table in Markdown."""
-    options = make_parser(__doc__, runs=5)
-    options.add_argument("--updates", type=int, default=600, help="of each run")
-    asked = options.parse_args()
+    parser = make_parser(__doc__, runs=5)
+    parser.add_argument("--updates", type=int, default=600, help="of each run")
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="bench-tracking-") as root,
         socket.create_server(("127.0.0.1", 0)) as silent,
         run_mlflow_server(Path(root)),
     ):
         make_demo_dataset(Path(root, "demo"))
-        once = partial(measure_training, Path(root), asked.updates)
-        once(MMFW_TRACK="")
-        found = run_in_turn(
+        train = partial(measure_training, Path(root), options.updates)
+        train(MMFW_TRACK="")
+        results = run_in_turn(
             {
-                "without": partial(once, MMFW_TRACK=""),
-                "**sent to MLflow**": once,
+                "without": partial(train, MMFW_TRACK=""),
+                "**sent to MLflow**": train,
                 "a server that never answers": partial(
-                    once, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{silent.getsockname()[1]}"
+                    train, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{silent.getsockname()[1]}"
                 ),
             },
-            asked.runs,
+            options.runs,
         )
-    base = [cost.update for cost in found["without"]]
+    base = [cost.update for cost in results["without"]]
     rows = []
-    for name, costs in found.items():
+    for name, costs in results.items():
         update, whole = ([*values] for values in zip(*costs, strict=True))
         rows.append([name, format_spread(update), format_ratio(update, base), format_spread(whole, ".1f")])
     print_table("of a training", ["ms an update", "× without", "s in all"], rows)

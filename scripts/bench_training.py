@@ -1,21 +1,22 @@
-"""Time trainings and predictions of mmfw, of MMF alone on the same Python, and of MMF as it was released.
+"""Compare trainings and predictions of mmfw, of MMF alone on the same Python, and of MMF as released.
 
 python scripts/bench_training.py                           mmfw and MMF alone, in turn
-python scripts/bench_training.py --mmfw=--precision=bf16   ... and mmfw with these words, too
-python scripts/bench_training.py --stock FOLDER            ... and MMF 1.0.0rc10 with its own pins
+python scripts/bench_training.py --mmfw=--precision=bf16   also mmfw with these arguments
+python scripts/bench_training.py --stock FOLDER            also MMF 1.0.0rc10 with its pinned dependencies
 
-FOLDER is an environment of Python 3.8 into which `pip install mmf==1.0.0rc10` has put them.
+FOLDER is an environment of Python 3.8 into which `pip install mmf==1.0.0rc10` has installed them.
 
 The model is MMBT with a BERT of 4 layers of 256 and a ResNet of 4 blocks, so that a CPU can train it; the
-pictures are PNGs of 350 kB, as those of the dataset are. All train with the same seed from the same BERT,
-without DataLoader workers, and note each update and each checkpoint themselves. A second is one on the clock.
+images are PNGs of 350 kB, as those of the dataset are. All train with the same seed from the same BERT,
+without DataLoader workers, and record each update and each checkpoint themselves. Times are wall-clock
+seconds.
 
 start        from the command to the end of the first update
 update       median, after the first pass over the rows
 checkpoint   median, each time as MMF saves
 disk         all checkpoints
 peak         memory of the largest process
-predict      the whole command; mmfw keeps decoded images from its first one on
+predict      the complete command; mmfw caches decoded images in its first one
 loss         the largest difference from MMF alone, over all updates
 """
 
@@ -67,7 +68,7 @@ _MMF_ALONE_COMMAND = (PYTHON, str(ROOT / "scripts" / "_mmf_alone.py"))
 
 
 class TrainingFigures(NamedTuple):
-    """Of one training and prediction: seconds, MiB, and the loss of each update."""
+    """Measurements of one training and prediction: seconds, MiB, and the loss of each update."""
 
     start: float
     update: float
@@ -79,13 +80,13 @@ class TrainingFigures(NamedTuple):
 
 
 class TrainingBench:
-    """The dataset, the BERT and the configuration, all in one folder.
+    """The dataset, the BERT and the configuration, in one folder.
 
     Args:
-        folder: an empty one.
-        updates: of each training.
-        memes: to train on, and as many to predict.
-        sizes: of the BERT, by their names in its configuration; without any, those of ``bert-base``.
+        folder: An empty folder.
+        updates: Number of updates of each training.
+        memes: Number of memes to train on, and to predict.
+        sizes: Sizes in the configuration of the BERT; if empty, those of ``bert-base``.
     """
 
     def __init__(self, folder: Path, updates: int, memes: int, sizes: Mapping[str, int] = SMALL) -> None:
@@ -127,21 +128,21 @@ class TrainingBench:
         }
 
     def mmf_contestant(self, run: Sequence[str], predict: Sequence[str]) -> Callable[[], TrainingFigures]:
-        """A contestant: MMF's own `mmf_run` and `mmf_predict`, as they are called."""
-        words = [f"config={self._folder / 'mmf.yaml'}", "model=mmbt", "dataset=hateful_memes"]
-        words.append(f"env.save_dir={self._save}")
+        """Return a contestant: MMF's own `mmf_run` and `mmf_predict`, by these commands."""
+        overrides = [f"config={self._folder / 'mmf.yaml'}", "model=mmbt", "dataset=hateful_memes"]
+        overrides.append(f"env.save_dir={self._save}")
         best = ("checkpoint.resume=True", "checkpoint.resume_best=True")
         test = ("run_type=test", *best, "evaluation.predict_file_format=csv")
-        return lambda: self._measure([*run, *words, "run_type=train_val"], [*predict, *words, *test])
+        return lambda: self._measure([*run, *overrides, "run_type=train_val"], [*predict, *overrides, *test])
 
     def mmfw_contestant(self, arguments: Sequence[str]) -> Callable[[], TrainingFigures]:
-        """A contestant: mmfw, which trains with these words, too."""
+        """Return a contestant: mmfw, with additional arguments of `mmfw train`."""
         save = ("--save-dir", str(self._save))
         train = [*MMFW, "train", str(self._folder / "bench.yaml"), "--trust", *save, *arguments]
         return lambda: self._measure(train, [*MMFW, "predict", "--split", "test_seen", "--no-report", *save])
 
     def _measure(self, train: Sequence[str], predict: Sequence[str]) -> TrainingFigures:
-        """Train and predict."""
+        """Train, predict and return the measurements."""
         environment = {
             "BENCH_NOTES": str(self._notes),
             "MMF_CACHE_DIR": str(self._folder / "cache"),
@@ -150,14 +151,14 @@ class TrainingBench:
             "MMF_REPORT_DIR": str(self._folder / "reports"),
             "HF_HUB_OFFLINE": "1",
         }
-        began = time.time()
+        start = time.time()
         peak = measure_command(train, **environment).memory
         lines = [line.split() for line in self._notes.read_text(encoding="utf-8").splitlines()]
         times = [float(at) for kind, at, _ in lines if kind == "update"]
         losses = [float(loss) for kind, _, loss in lines if kind == "update"]
         files = {path.stat().st_ino: path.stat().st_size for path in self._save.rglob("*.ckpt")}
         figures = TrainingFigures(
-            start=times[0] - began,
+            start=times[0] - start,
             update=statistics.median(after - at for at, after in pairwise(times[self._memes // BATCH :])),
             checkpoint=statistics.median(float(end) - float(at) for k, at, end in lines if k == "checkpoint"),
             disk=sum(files.values()) / 2**20,
@@ -171,7 +172,7 @@ class TrainingBench:
 
 
 def make_bert(folder: Path, sizes: Mapping[str, int]) -> None:
-    """A BERT with random weights, in files that every version of transformers and torch reads."""
+    """Write a BERT with random weights that every version of transformers and torch can read."""
     mmf = require_mmf()
     compat.install(mmf.root)  # torchvision may have been built for another torch
     from transformers import BertConfig, BertModel
@@ -186,7 +187,7 @@ def make_bert(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def make_dataset(archive: Path, memes: int) -> None:
-    """An archive in the form of the release; its pictures are smooth ones with a grain."""
+    """Write an archive like that of the release, with smooth images and noise."""
     random = np.random.default_rng(1)
     sizes = {"train": memes, "dev_seen": 8, "dev_unseen": 16, "test_seen": memes, "test_unseen": 16}
     number = 0
@@ -204,7 +205,7 @@ def make_dataset(archive: Path, memes: int) -> None:
 
 
 def make_png(random: np.random.Generator) -> bytes:
-    """A PNG of 550 × 400 pixels and about 350 kB."""
+    """Return a PNG of 550 × 400 pixels and about 350 kB."""
     y, x = np.mgrid[0:400, 0:550]
     bend = random.uniform(30, 80)
     smooth = np.stack([128 + 100 * np.sin(x / (bend + 10 * colour) + y / 60) for colour in range(3)], -1)
@@ -215,51 +216,51 @@ def make_png(random: np.random.Generator) -> bytes:
 
 
 def parse_small_options(description: str, rows: int) -> argparse.Namespace:
-    """What a benchmark of this model, made small, is asked for on its command line."""
-    options = make_parser(description, runs=5)
-    options.add_argument("--rows", type=int, default=rows, help="memes to predict")
-    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
-    asked = options.parse_args()
-    if asked.full_size:
+    """Parse the command line of a benchmark with a small MMBT."""
+    parser = make_parser(description, runs=5)
+    parser.add_argument("--rows", type=int, default=rows, help="memes to predict")
+    parser.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
+    options = parser.parse_args()
+    if options.full_size:
         os.environ["BENCH_FULL_SIZE"] = "1"
-    return asked
+    return options
 
 
 def make_small_preset(folder: Path, options: argparse.Namespace) -> DatasetPaths:
-    """Make the preset ``bench.yaml`` and its data in a folder, for commands that are run there."""
+    """Write the preset ``bench.yaml`` and its data to a folder; set the variables that its commands need."""
     TrainingBench(folder, updates=2, memes=options.rows, sizes={} if options.full_size else SMALL)
     os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
     return DatasetPaths.from_data_dir(folder / "data")
 
 
 def main() -> None:
-    """Let all take turns, and print a table."""
-    options = make_parser(__doc__, runs=3)
-    options.add_argument("--updates", type=int, default=50)
-    options.add_argument("--memes", type=int, default=160, help="to train on, and as many to predict")
-    options.add_argument("--stock", type=Path, metavar="FOLDER", help="an environment with MMF's own pins")
-    options.add_argument("--mmfw", action="append", default=[], metavar="WORDS", help="also with these words")
-    asked = options.parse_args()
+    """Run all contestants in turn and print a table."""
+    parser = make_parser(__doc__, runs=3)
+    parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--memes", type=int, default=160, help="to train on, and as many to predict")
+    parser.add_argument("--stock", type=Path, metavar="FOLDER", help="an environment with MMF's own pins")
+    parser.add_argument("--mmfw", action="append", default=[], metavar="ARGUMENTS", help="also with these")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = TrainingBench(Path(folder), asked.updates, asked.memes)
+        bench = TrainingBench(Path(folder), options.updates, options.memes)
         contestants = {
             "MMF alone": bench.mmf_contestant([*_MMF_ALONE_COMMAND, "run"], [*_MMF_ALONE_COMMAND, "predict"])
         }
-        if asked.stock:
-            stock = [str(asked.stock / "bin" / name) for name in ("mmf_run", "mmf_predict")]
+        if options.stock:
+            stock = [str(options.stock / "bin" / name) for name in ("mmf_run", "mmf_predict")]
             contestants = {"stock": bench.mmf_contestant(stock[:1], stock[1:]), **contestants}
         contestants |= {
-            f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *asked.mmfw)
+            f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *options.mmfw)
         }
-        found = run_in_turn(contestants, asked.runs)
-    base, alone = next(iter(found.values())), found["MMF alone"][-1].losses
+        results = run_in_turn(contestants, options.runs)
+    base, alone = next(iter(results.values())), results["MMF alone"][-1].losses
     rows = []
-    for name, all_figures in found.items():
+    for name, all_figures in results.items():
         *columns, losses = zip(*all_figures, strict=True)
-        apart = max(abs(ours - theirs) for ours, theirs in zip(losses[-1], alone, strict=True))
+        difference = max(abs(ours - theirs) for ours, theirs in zip(losses[-1], alone, strict=True))
         times = format_ratio([figures.update for figures in base], columns[1])
         cells = [format_spread(column, ".0f" if column[0] > 100 else ".3g") for column in columns]
-        rows.append([name, *cells, times, f"{apart:.1e}"])
+        rows.append([name, *cells, times, f"{difference:.1e}"])
     header = ("start, s", "update, s", "checkpoint, s", "disk, MiB", "peak, MiB", "predict, s", "×", "loss")
     print_table("", header, rows)
 

@@ -45,15 +45,15 @@ _MODULES = ("mmf_win", "mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
 def iter_command_help(
     name: str = "mmfw", command: click.Command = cli, parent: click.Context | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Name and help of a command and all below it, such as ``mmfw features add``."""
+    """Yield name and help of a command and of all its subcommands, such as ``mmfw features add``."""
     settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     context = click.Context(command, parent, name, **settings)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            assert found is not None
-            yield from iter_command_help(child, found, context)
+            subcommand = command.get_command(context, child)
+            assert subcommand is not None
+            yield from iter_command_help(child, subcommand, context)
 
 
 def _commands_page() -> str:
@@ -102,14 +102,14 @@ def _python_page() -> str:
         text += _format_section(name, inspect.getdoc(module) or "")
         for public in (name for name in module.__all__ if not name.startswith("_")):
             text += "".join(
-                _format_section(*found, level=3)
-                for found in _iter_docstrings(public, getattr(module, public))
+                _format_section(*section, level=3)
+                for section in _iter_docstrings(public, getattr(module, public))
             )
     return text
 
 
 def _iter_docstrings(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Name and docstring of a class or function, and of what is public in a class."""
+    """Yield name and docstring of a class or function, and of the public members of a class."""
     if inspect.isfunction(value):
         signature = re.sub(r"<function (\w+) at \w+>|'", r"\1", str(inspect.signature(value)))
         line = fill(f"{value.__name__}{signature}", _WIDTH, subsequent_indent=4 * " ", break_on_hyphens=False)

@@ -1,11 +1,11 @@
-"""Install mmfw into .venv of this checkout, get MMF, and run the demo; needs no more than Python.
+"""Install mmfw into .venv of this checkout, install MMF, and run the demo; needs only Python.
 
 python scripts/demo.py [--setup-only] [arguments of `mmfw demo`]
 
-What is there already is not downloaded again. PyTorch is the build for the CPU.
+Files that exist are not downloaded again. PyTorch is the build for the CPU.
 """
 
-# Every Python can parse this file, 2.7 too, so that an old one says what is wrong. The rest is in _demo.py.
+# Every Python can parse this file, even 2.7, so that old versions print an error. The rest is in _demo.py.
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036

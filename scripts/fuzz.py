@@ -1,11 +1,11 @@
-"""Damage archives, runs and sweeps, and kill installations; see whether anything false is believed.
+"""Damage archives, runs and sweeps and kill installations, and check that no damaged data is accepted.
 
 python scripts/fuzz.py                            two minutes, shared by all kinds
-python scripts/fuzz.py --minutes 30 archives      archives alone
-python scripts/fuzz.py --seed 17 kills            from this case on
+python scripts/fuzz.py --minutes 30 archives      only archives
+python scripts/fuzz.py --seed 17 kills            starting with this case
 
-Each case has a number, from which all of it follows. A finding is told with its number, for ``--seed``.
-The exit code is 1 after a finding.
+Each case is determined by its number. A failure is printed with its number, for ``--seed``. The exit code is
+1 after a failure.
 """
 
 from __future__ import annotations
@@ -44,70 +44,72 @@ Case = Callable[[Random], object]
 
 
 def main() -> int:
-    """Try cases until the time is over."""
+    """Run cases until the time is over; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("kinds", nargs="*", metavar="|".join(_KINDS), help="all if none")
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="total time (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
-    parser.add_argument("--cases", type=int, metavar="N", help="only so many of each, however long they take")
-    asked = parser.parse_args()
-    kinds = asked.kinds or list(_KINDS)
-    first = random.randrange(10**6) if asked.seed is None else asked.seed
-    found = 0
+    parser.add_argument(
+        "--cases", type=int, metavar="N", help="number of cases per kind, without a time limit"
+    )
+    options = parser.parse_args()
+    kinds = options.kinds or list(_KINDS)
+    first = random.randrange(10**6) if options.seed is None else options.seed
+    finding_count = 0
     for kind in kinds:
-        end = time.monotonic() + 60 * asked.minutes / len(kinds)
+        end = time.monotonic() + 60 * options.minutes / len(kinds)
         with tempfile.TemporaryDirectory() as folder, _KINDS[kind](Path(folder)) as case:
             for seed in count(first):
                 try:
                     case(Random(seed))
                 except Exception:
-                    found += 1
+                    finding_count += 1
                     print(f"{kind}, case {seed}:\n{traceback.format_exc()}", flush=True)
-                if seed - first + 1 == asked.cases or (asked.cases is None and time.monotonic() > end):
+                if seed - first + 1 == options.cases or (options.cases is None and time.monotonic() > end):
                     break
         print(f"{kind}: cases {first} to {seed}", flush=True)
-    return min(found, 1)
+    return min(finding_count, 1)
 
 
 @contextmanager
 def _fuzz_archives(folder: Path) -> Iterator[Case]:
-    """Archives of the dataset with a few bytes changed: all comes out, or an error names the file."""
+    """Change a few bytes of dataset archives: the content must be complete, or the error names the file."""
     intact = [
         hostile_archives.write_zip(folder / "plain.zip", dataset_files()),
         make_encrypted_zip(folder / "encrypted.zip", dataset_files()),
         write_7z(folder / "a.7z", dataset_files()),
         write_tar(folder / "a.tar.gz", dataset_files(), "gz"),
     ]
-    wanted = mmf_layout(dataset_files())
+    expected = mmf_layout(dataset_files())
 
     def case(rng: Random) -> None:
         source = rng.choice(intact)
         data = bytearray(source.read_bytes())
         for _ in range(rng.choice((1, 1, 1, 4))):
-            # Lists of members are at the end, but for those of a tar.
+            # The list of members is at the end of the file, except in a tar.
             start = rng.choice((0, max(0, len(data) - 3000)))
             data[rng.randrange(start, len(data))] ^= 1 << rng.randrange(8)
         damaged = folder / f"damaged {source.name}"
         damaged.write_bytes(data[: rng.choice((len(data), len(data), rng.randrange(1, len(data))))])
-        places = MmfPaths.resolve(folder / "data", folder / "save")
+        paths = MmfPaths.resolve(folder / "data", folder / "save")
         try:
-            convert(damaged, places, ask=lambda: PASSWORD)
+            convert(damaged, paths, ask=lambda: PASSWORD)
         except MmfwError as error:
             assert damaged.name in str(error), error
-            assert not read_tree(places.data_dir), "something is left"
+            assert not read_tree(paths.data_dir), "files were left behind"
         else:
-            assert read_tree(places.dataset.root) == wanted, "something else came out"
+            assert read_tree(paths.dataset.root) == expected, "the content is wrong"
         finally:
-            shutil.rmtree(places.data_dir, ignore_errors=True)
+            shutil.rmtree(paths.data_dir, ignore_errors=True)
 
     yield case
 
 
 @contextmanager
 def _fuzz_7z_headers(folder: Path) -> Iterator[Case]:
-    """7z with changed headers, by right checksums: what they list comes out, or an error names the file."""
+    """Change 7z headers and fix their checksums: extraction succeeds, or the error names the file."""
     packers = (
         {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16},
         {"id": py7zr.FILTER_BROTLI, "level": 3},
@@ -134,44 +136,44 @@ def _fuzz_7z_headers(folder: Path) -> Iterator[Case]:
 
 @contextmanager
 def _fuzz_kills(folder: Path) -> Iterator[Case]:
-    """Installations that are killed at any step on the disk."""
+    """Kill installations at random steps on the disk."""
     kinds = list(make_install_commands(folder).values())
     steps = [kind.find_steps()[0] for kind in kinds]
 
     def case(rng: Random) -> None:
-        which = rng.randrange(len(kinds))
-        kinds[which].check_kill_at_step(rng.randint(1, steps[which]))
+        index = rng.randrange(len(kinds))
+        kinds[index].check_kill_at_step(rng.randint(1, steps[index]))
 
     yield case
 
 
 @contextmanager
 def _fuzz_runs(folder: Path) -> Iterator[Case]:
-    """A run with a damaged file: each command that reads runs does well, or says what is wrong with it."""
+    """Damage a file of a run: each command that reads runs must succeed or report the damage."""
     world = DamagedRuns(folder)
 
     def case(rng: Random) -> None:
-        wrong = world.find_failures(rng, with_reports=rng.random() < 0.2)
-        assert not wrong, "\n".join(wrong)
+        failures = world.find_failures(rng, with_reports=rng.random() < 0.2)
+        assert not failures, "\n".join(failures)
 
     yield case
 
 
 @contextmanager
 def _fuzz_sweeps(folder: Path) -> Iterator[Case]:
-    """The same of a sweep, from which no name leads to files outside."""
+    """Damage a file of a sweep: as for runs, and no name may lead to files outside of it."""
     world = DamagedSweeps(folder)
 
     def case(rng: Random) -> None:
-        wrong = world.find_failures(rng)
-        assert not wrong, "\n".join(wrong)
+        failures = world.find_failures(rng)
+        assert not failures, "\n".join(failures)
 
     yield case
 
 
 @contextmanager
 def _fuzz_pickles(_: Path) -> Iterator[Case]:
-    """Pickles of region features, made to harm or damaged: all are read or refused."""
+    """Damage pickles of region features, or make malicious ones: each is read or refused."""
     reader = PickleReader()
     yield lambda chance: reader.read(chance.getrandbits(32))
     reader.close()

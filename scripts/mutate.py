@@ -1,14 +1,13 @@
-"""Change the code in small ways, one at a time, and see whether its tests notice.
+"""Change the code in small ways, one at a time, and check that its tests fail.
 
 python scripts/mutate.py run                              all mutants of tests/mutants
-python scripts/mutate.py run tests/mutants/random.json    those of one file
-python scripts/mutate.py run staging-undo-in-order        one mutant, by its id
-python scripts/mutate.py draw --seed 4 --count 42         draw others from the code
+python scripts/mutate.py run tests/mutants/random.json    the mutants of one file
+python scripts/mutate.py run staging-undo-in-order        one mutant, by its ID
+python scripts/mutate.py draw --seed 4 --count 42         draw other mutants from the code
 
-A mutant lives in a copy of the checkout, which is left alone, and its tests run there as far as the first
-failure. It is killed when they fail and survives when they pass. Use a Python with the extra `dev`, such as
-that of `.venv-test`. The exit code is 1 when a mutant survives that is not marked as equivalent, and 2 when
-tests fail on unchanged code.
+A mutant is applied to a copy of the checkout, and its tests run there until the first failure. It is killed
+if they fail and survives if they pass. Use a Python with the extra `dev`, such as that of `.venv-test`. The
+exit code is 1 if a mutant survives that is not marked as equivalent, and 2 if tests fail on unchanged code.
 """
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ MUTANTS = ROOT / "tests" / "mutants"
 
 
 class Mutant(NamedTuple):
-    """A change that the tests have to notice.
+    """Change that the tests should detect.
 
     Attributes:
-        id: its name.
-        file: the changed file, relative to the checkout.
-        old, new: the text before and after; ``old`` occurs once in the file.
-        tests: the files, folders or ids of the tests that have to notice it.
-        loss: what a user would lose by such a fault; may be empty.
-        equivalent: why no test can notice it; empty where one can.
-        wide: whether its tests are part of the full matrix alone.
+        id: Name of the mutant.
+        file: The changed file, relative to the checkout.
+        old: The text before, which occurs once in the file.
+        new: The text after.
+        tests: Files, folders or IDs of the tests that should detect it.
+        loss: The damage of such a fault for a user; may be empty.
+        equivalent: The reason why no test can detect it; otherwise empty.
+        wide: Its tests run only in the full matrix.
     """
 
     id: str
@@ -80,33 +80,33 @@ def _join_lines(lines: str | list[str]) -> str:
 
 
 def select_mutants(names: Sequence[str]) -> list[Mutant]:
-    """Return the mutants of these files and with these ids, or all if there are none.
+    """Return the mutants of these files and with these IDs, or all mutants if there are no names.
 
     Raises:
-        SystemExit: a name is neither a file nor an id.
+        SystemExit: A name is neither a file nor an ID.
     """
-    every = [mutant for path in sorted(MUTANTS.glob("*.json")) for mutant in read_mutants(path)]
+    all_mutants = [mutant for path in sorted(MUTANTS.glob("*.json")) for mutant in read_mutants(path)]
     if not names:
-        return every
-    by_id, chosen = {mutant.id: mutant for mutant in every}, list[Mutant]()
+        return all_mutants
+    by_id, selected = {mutant.id: mutant for mutant in all_mutants}, list[Mutant]()
     for name in names:
         if name in by_id:
-            chosen.append(by_id[name])
+            selected.append(by_id[name])
         elif name.endswith(".json") and Path(name).is_file():
-            chosen += read_mutants(Path(name))
+            selected += read_mutants(Path(name))
         else:
-            sys.exit(f"{name}: neither a file of mutants nor the id of one in {MUTANTS.relative_to(ROOT)}")
-    return chosen
+            sys.exit(f"{name}: neither a file of mutants nor a mutant's ID in {MUTANTS.relative_to(ROOT)}")
+    return selected
 
 
 class MutantResult(NamedTuple):
-    """How the tests of a mutant ended.
+    """Result of the tests of a mutant.
 
     Attributes:
         outcome: ``killed``, ``survived`` or ``timed out``.
-        seconds: how long they took.
-        test: the first that failed.
-        output: what pytest printed.
+        seconds: Duration of the tests.
+        test: The first failed test.
+        output: The output of pytest.
     """
 
     outcome: str
@@ -116,11 +116,11 @@ class MutantResult(NamedTuple):
 
 
 class CheckoutCopy:
-    """A copy of the checkout, in which code may be changed.
+    """Copy of the checkout, in which code may be changed.
 
     Args:
-        folder: an empty folder.
-        timeout: seconds after which tests are ended.
+        folder: An empty folder.
+        timeout: Seconds after which tests are killed.
     """
 
     def __init__(self, folder: Path, timeout: float) -> None:
@@ -132,11 +132,14 @@ class CheckoutCopy:
             shutil.copy2(ROOT / name, copy)
 
     def run_tests(self, tests: Iterable[str], *, wide: bool) -> MutantResult:
-        """Run tests as far as the first failure; all processes that they start import the copy.
+        """Run tests until the first failure; all processes that they start import the copy.
 
         Args:
-            tests: as in :class:`Mutant`.
-            wide: also those of the full matrix.
+            tests: The tests, as in :class:`Mutant`.
+            wide: Also run tests of the full matrix.
+
+        Returns:
+            The result.
         """
         options = ["-x", "-q", "-p", "no:cacheprovider", *(() if wide else ("-m", "not wide"))]
         command = [sys.executable, "-m", "pytest", *options, *tests]
@@ -165,10 +168,10 @@ class CheckoutCopy:
 
     @contextmanager
     def apply_mutant(self, mutant: Mutant) -> Iterator[None]:
-        """Apply a mutant for a while.
+        """Apply a mutant while the block runs.
 
         Raises:
-            SystemExit: its old text does not occur exactly once.
+            SystemExit: Its old text does not occur exactly once.
         """
         path = self._folder / mutant.file
         text = path.read_bytes().decode()
@@ -185,12 +188,12 @@ class CheckoutCopy:
     @staticmethod
     def _write(path: Path, text: str) -> None:
         path.write_bytes(text.encode())
-        # It is told from the old one by size and whole seconds alone.
+        # Python compares only the size and the modification time in seconds with those of the bytecode.
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def _list_checkout_files() -> list[str]:
-    """Return the names of all files that git does not ignore, and of the built extension."""
+    """Return the names of all files that git does not ignore, and of the compiled extension."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
     built = (path for suffix in ("so", "pyd") for path in (ROOT / "mmf_win").rglob(f"*.{suffix}"))
@@ -199,7 +202,7 @@ def _list_checkout_files() -> list[str]:
 
 
 def _kill_tests(process: subprocess.Popen[bytes]) -> None:
-    """Kill tests that are still running, with their children where the system has process groups."""
+    """Kill running tests, with their child processes if the system has process groups."""
     if process.poll() is None:
         if sys.platform == "win32":
             process.kill()
@@ -209,24 +212,26 @@ def _kill_tests(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_mutants(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> int:
-    """Try mutants and print what became of them.
+    """Run the tests of mutants and print the results.
 
     Returns:
         The exit code.
     """
-    survivors, passing = list[Mutant](), set[tuple[str, bool]]()
+    survivors, passing_tests = list[Mutant](), set[tuple[str, bool]]()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         checkout = CheckoutCopy(Path(folder), timeout)
         for mutant in mutants:
             if mutant.equivalent:
                 print(f"equivalent  {mutant.id}", flush=True)
                 continue
-            if untried := [test for test in mutant.tests if (test, mutant.wide) not in passing]:
-                result = checkout.run_tests(untried, wide=mutant.wide)
+            if new_tests := [test for test in mutant.tests if (test, mutant.wide) not in passing_tests]:
+                result = checkout.run_tests(new_tests, wide=mutant.wide)
                 if result.outcome != "survived":
-                    print(f"{result.output}\non unchanged code, these tests do not pass: {' '.join(untried)}")
+                    print(
+                        f"{result.output}\non unchanged code, these tests do not pass: {' '.join(new_tests)}"
+                    )
                     return 2
-                passing.update((test, mutant.wide) for test in untried)
+                passing_tests.update((test, mutant.wide) for test in new_tests)
             with checkout.apply_mutant(mutant):
                 result = checkout.run_tests(mutant.tests, wide=mutant.wide)
             print(f"{result.outcome:10}  {mutant.id}  {result.seconds:.0f} s  {result.test}", flush=True)
@@ -241,26 +246,26 @@ def run_mutants(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = Fa
 
 
 def main() -> int:
-    """Run or draw mutants, as the command line says."""
+    """Run or draw mutants; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="run the tests of mutants")
-    running.add_argument("names", nargs="*", metavar="FILE|ID", help="all of tests/mutants if none")
-    running.add_argument("--timeout", type=float, default=600, help="seconds per mutant (default 600)")
-    running.add_argument("--verbose", action="store_true", help="print what pytest prints")
-    drawing = commands.add_parser("draw", help="draw mutants at random and print them")
-    drawing.add_argument("--seed", type=int, required=True, help="it determines the drawing")
-    drawing.add_argument("--count", type=int, default=42, help="how many (default 42)")
-    asked = parser.parse_args()
-    if asked.command == "draw":
-        print(json.dumps(draw_mutants(ROOT, asked.seed, asked.count), indent=2, ensure_ascii=False))
+    run_parser = commands.add_parser("run", help="run the tests of mutants")
+    run_parser.add_argument("names", nargs="*", metavar="FILE|ID", help="all of tests/mutants if none")
+    run_parser.add_argument("--timeout", type=float, default=600, help="seconds per mutant (default 600)")
+    run_parser.add_argument("--verbose", action="store_true", help="print what pytest prints")
+    draw_parser = commands.add_parser("draw", help="draw mutants at random and print them")
+    draw_parser.add_argument("--seed", type=int, required=True, help="seed of the random choice")
+    draw_parser.add_argument("--count", type=int, default=42, help="number of mutants (default 42)")
+    options = parser.parse_args()
+    if options.command == "draw":
+        print(json.dumps(draw_mutants(ROOT, options.seed, options.count), indent=2, ensure_ascii=False))
         return 0
-    # A shell ignores it for what it starts in the background, and so would all that the tests start.
+    # A shell ignores SIGINT for background jobs, and processes that the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that tests which still run are ended
-    return run_mutants(select_mutants(asked.names), asked.timeout, verbose=asked.verbose)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that running tests are killed
+    return run_mutants(select_mutants(options.names), options.timeout, verbose=options.verbose)
 
 
 if __name__ == "__main__":

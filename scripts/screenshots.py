@@ -1,8 +1,8 @@
-"""Take the pictures of docs/ from a report about the demo's memes, which are free.
+"""Take the screenshots in docs/ from a report about the demo's memes, which are free to use.
 
 python scripts/screenshots.py DIR
 
-DIR is made by `mmfw demo --dir DIR`, or is an earlier one. Needs Chromium and playwright.
+DIR is a new or existing folder of `mmfw demo --dir DIR`. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parents[1] / "docs"
-_MARGIN = 14  # less than there is between two cards
+_MARGIN = 14  # in pixels; less than the space between two cards
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
@@ -31,35 +31,35 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     folder = parser.parse_args(arguments).folder.absolute()
-    places = ("--data-dir", str(folder / "data"), "--save-dir", str(folder / "save"))
+    folders = ("--data-dir", str(folder / "data"), "--save-dir", str(folder / "save"))
     if not (folder / "data").is_dir():
         run_mmfw("demo", "--dir", str(folder))
-    report = json.loads(run_mmfw("report", "demo", *places, "--json"))["report"]
+    report = json.loads(run_mmfw("report", "demo", *folders, "--json"))["report"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_find_chromium(), args=_ARGUMENTS)
-        shot = _Camera(browser, Path(report))
-        shot.take("report-light", "light", width=1200, last="#calibration")
-        shot.take(
+        camera = _Camera(browser, Path(report))
+        camera.take("report-light", "light", width=1200, last="#calibration")
+        camera.take(
             "report-dark",
             "dark",
             width=1200,
             first="#mistakes-title",
             last="#false-negatives > :nth-child(8)",
         )
-        shot.take("report-phone", "light", width=360, last=".tiles")
+        camera.take("report-phone", "light", width=360, last=".tiles")
         browser.close()
     return 0
 
 
 def run_mmfw(*arguments: str) -> str:
-    """Run a command and return what it printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "mmf_win", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
 def _find_chromium() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    return found or sys.exit("There is no Chromium here.")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return path or sys.exit("Chromium is not installed.")
 
 
 class _Camera:
@@ -67,9 +67,9 @@ class _Camera:
         self._browser, self._page = browser, page
 
     def take(self, name: str, scheme: str, *, width: int, last: str, first: str = "html") -> None:
-        """The page from one element to another, with few colours, since it is kept in git.
+        """Save the page from one element to another; few colours keep the file small.
 
-        One of the memes in it is shown.
+        One of the hidden memes is revealed.
         """
         page = self._browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.goto(self._page.as_uri())

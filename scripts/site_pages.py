@@ -1,4 +1,4 @@
-"""A hook of MkDocs: README.md and the texts beside it are pages of the site too, and links reach them."""
+"""Hook of MkDocs that adds README.md and other texts of the root folder to the site, and adapts links."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PAGES = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that do not lie in docs/."""
+    """Add the pages that are not in docs/."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links lead to the pages of the site; in a checkout they lead to its files."""
+    """Convert links to files of a checkout to links to pages of the site."""
     markdown = re.sub(r"\]\((?:\.\./)?([A-Z]+\.md)", lambda link: f"]({PAGES[link[1]]}", markdown)
     return markdown.replace("](docs/", "](")

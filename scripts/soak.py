@@ -1,15 +1,14 @@
-"""Interrupt a training again and again, and see whether anything is lost; needs Linux and MMF.
+"""Interrupt a training repeatedly, and check that nothing is lost; needs Linux and MMF.
 
 python scripts/soak.py                                     50 interruptions, a table on standard output
-python scripts/soak.py --interruptions 5 --updates 200     a short one
+python scripts/soak.py --interruptions 5 --updates 200     a short test
 python scripts/soak.py --seed 7                            other moments
 
-The demo's tiny model trains, with dropout. It is interrupted at random moments in random ways, and goes on
-with `mmfw train --resume last` each time. In the end its losses are compared with those of a run that nobody
-interrupted, and with what an MLflow server has of them, to which all is sent meanwhile. Which MMF is used is
-for `mmfw setup` and MMFW_HOME to say.
+The demo's tiny model trains with dropout. It is interrupted at random moments in random ways, and resumed by
+`mmfw train --resume last`. At the end, its losses are compared with those of an uninterrupted run, and with
+those that were uploaded to an MLflow server. The MMF to use is set by `mmfw setup` and MMFW_HOME.
 
-The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, a point in MLflow, or
+The exit code is 1 if something was lost: an update, a checkpoint, an equal loss, a point in MLflow, or
 control over a process.
 """
 
@@ -29,7 +28,7 @@ from pathlib import Path
 from random import Random
 
 from _bench import MMFW, make_parser, print_table
-from _demo_set import make_demo_dataset
+from _demo_dataset import make_demo_dataset
 from _mlflow_server import run_mlflow_server
 
 from mmf_win.console import print_status
@@ -54,12 +53,12 @@ _MOMENTS = ("while starting", "while training", "while saving")
 
 
 class TrainCommand:
-    """``mmfw train`` as somebody typed it, whose processes can be told from all others.
+    """Process of ``mmfw train``, marked so that all its descendants can be found.
 
     Args:
-        words: after ``train``.
-        folder: the demo's.
-        number: of this attempt.
+        arguments: Arguments of ``mmfw train``.
+        folder: The folder of the demo.
+        number: Number of this attempt.
     """
 
     def __init__(self, arguments: Sequence[str], folder: DemoFolder, number: int) -> None:
@@ -75,32 +74,32 @@ class TrainCommand:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl+C that shall end the soak is not one of the soak
+                start_new_session=True,  # a Ctrl+C that stops this script must not reach the training
             )
 
     @property
     def has_ended(self) -> bool:
-        """Whether the prompt is back."""
+        """True if the command has exited."""
         return self.process.poll() is not None
 
     @property
     def output(self) -> str:
-        """What the user read."""
+        """Output of the command."""
         return self._output.read_text(encoding="utf-8")
 
     def list_processes(self) -> list[int]:
-        """All processes of this attempt, whoever their parents are."""
-        found = []
+        """Return the IDs of all processes of this attempt, also of orphaned ones."""
+        pids = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if self._mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # it has ended, or is somebody else's
+                    pids.append(int(entry.name))
+            except OSError:  # it has exited, or belongs to another user
                 continue
-        return found
+        return pids
 
     def kill_processes(self) -> None:
-        """End what is left of it."""
+        """Kill the remaining processes."""
         for pid in self.list_processes():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -114,48 +113,48 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _ctrl_c_twice(attempt: TrainCommand, worker: int) -> None:
-    """Press the second one when the first has been answered, and not so early that it counts as the same."""
+def _ctrl_c_twice(attempt: TrainCommand, _worker: int) -> None:
+    """Press Ctrl+C again after the first one was answered, late enough to count as a second one."""
     attempt.process.send_signal(signal.SIGINT)
     _wait_until(lambda: attempt.has_ended or "Ctrl+C again" in attempt.output)
     time.sleep(FORCE_STOP_AFTER_SECONDS)
     attempt.process.send_signal(signal.SIGINT)
 
 
-def _signal_all(attempt: TrainCommand, worker: int) -> None:
-    """Signal every process, as schedulers and containers do."""
+def _signal_all(attempt: TrainCommand, _worker: int) -> None:
+    """Send a signal to every process, as schedulers and containers do."""
     for pid in attempt.list_processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
-def _hang_up_twice(attempt: TrainCommand, worker: int) -> None:
-    """Do what a closed terminal of an interactive shell does."""
+def _hang_up_twice(attempt: TrainCommand, _worker: int) -> None:
+    """Send the signals of an interactive shell whose terminal is closed."""
     attempt.process.send_signal(signal.SIGHUP)
     attempt.process.send_signal(signal.SIGHUP)
 
 
 INTERRUPTIONS: dict[str, Callable[[TrainCommand, int], None]] = {
-    "Ctrl+C": lambda attempt, worker: attempt.process.send_signal(signal.SIGINT),
+    "Ctrl+C": lambda attempt, _worker: attempt.process.send_signal(signal.SIGINT),
     "Ctrl+C twice": _ctrl_c_twice,
-    "SIGTERM": lambda attempt, worker: attempt.process.terminate(),
+    "SIGTERM": lambda attempt, _worker: attempt.process.terminate(),
     "SIGTERM to all processes": _signal_all,
     "SIGHUP twice": _hang_up_twice,
-    "kill -9 of mmfw": lambda attempt, worker: attempt.process.kill(),
-    "kill -9 of its worker": lambda attempt, worker: os.kill(worker, signal.SIGKILL),
+    "kill -9 of mmfw": lambda attempt, _worker: attempt.process.kill(),
+    "kill -9 of its worker": lambda _attempt, worker: os.kill(worker, signal.SIGKILL),
 }
-"""Each gets the attempt and the id of its worker."""
+"""Functions with the attempt and the process ID of its worker as arguments."""
 _GRACEFUL_KINDS = {"Ctrl+C", "SIGTERM", "SIGTERM to all processes", "SIGHUP twice"}
 
 
 @dataclass
 class InterruptionStats:
-    """About one kind of interruption.
+    """Statistics of one kind of interruption.
 
     Attributes:
-        moments: what was going on, and how often.
-        again: updates that had to be made again, each time.
-        prompt: seconds from the last signal to the prompt, each time.
+        moments: Number of interruptions by the state of the training.
+        repeated_updates: Number of lost updates, for each interruption.
+        stop_seconds: Seconds from the last signal to the exit, for each interruption.
     """
 
     moments: Counter[str] = field(default_factory=Counter)
@@ -164,16 +163,16 @@ class InterruptionStats:
 
 
 class Soak:
-    """One training and its interruptions.
+    """A training and its interruptions.
 
     Args:
-        folder: the demo's.
-        updates: of the training.
-        random: decides when and how.
+        folder: The folder of the demo.
+        updates: Number of updates of the training.
+        random: Chooses moments and kinds.
 
     Attributes:
-        told: about each kind of interruption.
-        faults: what was lost.
+        stats: Statistics by kind of interruption.
+        faults: The losses that were found.
     """
 
     def __init__(self, folder: DemoFolder, updates: int, random: Random) -> None:
@@ -183,22 +182,22 @@ class Soak:
         self.faults: list[str] = []
 
     def run(self, interruptions: int) -> None:
-        """Train with so many interruptions, and without any, and compare."""
-        words = ["demo", "--updates", str(self._updates), *_TRAIN_ARGUMENTS, "--name"]
-        self._train_to_end([*words, "whole"])
-        resuming = [*words, "soak"]
-        for left in range(interruptions, 0, -1):
-            self._interrupt(resuming, left)
+        """Train with interruptions and without, and compare."""
+        arguments = ["demo", "--updates", str(self._updates), *_TRAIN_ARGUMENTS, "--name"]
+        self._train_to_end([*arguments, "whole"])
+        resuming = [*arguments, "soak"]
+        for remaining in range(interruptions, 0, -1):
+            self._interrupt(resuming, remaining)
             resuming = ["--resume", "last"]
         self._train_to_end(resuming)
         self._compare_losses(self._find_run("soak"), self._find_run("whole"))
 
     def _interrupt(self, arguments: list[str], remaining: int) -> None:
-        """Begin an attempt, interrupt it, and look at what is left."""
-        reached = max(_logged_updates(self._read_events()), default=0) if "--resume" in arguments else 0
-        # Not so late that it ends before the other interruptions; the first not before there is a checkpoint.
-        most = (self._updates - reached) // (remaining + 1)
-        updates = self._random.randint(0, most) if reached else _CHECKPOINT_INTERVAL + 1
+        """Start an attempt, interrupt it, and check its checkpoints and processes."""
+        last_update = max(_logged_updates(self._read_events()), default=0) if "--resume" in arguments else 0
+        # Leave updates for the remaining interruptions; the first comes only after a checkpoint.
+        max_updates = (self._updates - last_update) // (remaining + 1)
+        updates = self._random.randint(0, max_updates) if last_update else _CHECKPOINT_INTERVAL + 1
         kind = self._random.choice(list(INTERRUPTIONS))
         attempt = self._start_command([*arguments, f"training.num_workers={self._random.choice((0, 0, 2))}"])
         try:
@@ -229,7 +228,7 @@ class Soak:
         print_status(f"{remaining - 1:3} left: {kind} {moment}, at update {update}{faults}")
 
     def _wait_for_updates(self, updates: int, attempt: TrainCommand) -> None:
-        """Wait until it has made so many updates, and a moment longer; with none, for one of its start."""
+        """Wait for a number of updates and a random time; with 0, for a random time after the start."""
         if updates:
             _wait_until(
                 lambda: len(_logged_updates(self._read_events(attempt))) >= updates or attempt.has_ended
@@ -239,50 +238,52 @@ class Soak:
             sys.exit(f"{attempt.output}\nended by itself")
 
     def _check_checkpoints(self, kind: str, attempt: TrainCommand) -> None:
-        """All are intact, the last one that was announced is among them, and a graceful stop has saved."""
+        """Check that all checkpoints are intact, the last announced one exists, and graceful stops save."""
         events = self._read_events()
-        announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
+        announced_update = max(event["update"] for event in events if event["kind"] == "checkpoint")
         checkpoints = list_checkpoints(self._find_run("soak"))
         self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
-        kept = max((c.update for c in checkpoints if c.update), default=0)
-        if kept < announced:
-            self.faults.append(f"{kind}: the checkpoint of update {announced} is lost")
-        own = max(_logged_updates(self._read_events(attempt)), default=0)
-        if own > kept and kind in _GRACEFUL_KINDS:
-            self.faults.append(f"{kind}: {own - kept} updates were not saved")
-        self.stats[kind].repeated_updates.append(max(0, max(_logged_updates(events)) - kept))
+        kept_update = max((c.update for c in checkpoints if c.update), default=0)
+        if kept_update < announced_update:
+            self.faults.append(f"{kind}: the checkpoint of update {announced_update} is lost")
+        own_update = max(_logged_updates(self._read_events(attempt)), default=0)
+        if own_update > kept_update and kind in _GRACEFUL_KINDS:
+            self.faults.append(f"{kind}: {own_update - kept_update} updates were not saved")
+        self.stats[kind].repeated_updates.append(max(0, max(_logged_updates(events)) - kept_update))
 
     def _compare_losses(self, run: Run, undisturbed: Run) -> None:
-        """Every loss that any attempt told of is that of the undisturbed run, and none is missing."""
-        there = {e["update"]: e["loss"] for e in read_events(undisturbed.events) if e["kind"] == "train"}
+        """Check that each logged loss equals that of the undisturbed run, and none is missing."""
+        expected = {e["update"]: e["loss"] for e in read_events(undisturbed.events) if e["kind"] == "train"}
         losses = [(e["update"], e["loss"]) for e in read_events(run.events) if e["kind"] == "train"]
         missing = set(range(1, self._updates + 1)) - {update for update, _ in losses}
-        others = {update for update, loss in losses if loss != there[update]}
+        differing = {update for update, loss in losses if loss != expected[update]}
         self.faults += [f"update {update} is missing" for update in sorted(missing)]
-        self.faults += [f"update {update} has another loss" for update in sorted(others)]
+        self.faults += [f"update {update} has another loss" for update in sorted(differing)]
         if history.RunRecord.read(run).summary.updates != self._updates:
-            self.faults.append("it did not come to its end")
+            self.faults.append("the training is not complete")
         self._compare_mlflow(run)
 
     def _compare_mlflow(self, run: Run) -> None:
-        """MLflow has every loss once, with its own time, whatever its branch."""
+        """Check that MLflow has every loss once, with its time."""
         from mlflow import MlflowClient
 
         client = MlflowClient()
         experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
-        found = [r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == run.id]
-        if len(found) != 1:
-            self.faults.append(f"MLflow has it {len(found)} times")
+        tracked_runs = [
+            r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == run.id
+        ]
+        if len(tracked_runs) != 1:
+            self.faults.append(f"MLflow has {len(tracked_runs)} runs of this training")
             return
-        series = [name for name in found[0].data.metrics if name.startswith("train/loss")]
-        points = [p for name in series for p in client.get_metric_history(found[0].info.run_id, name)]
-        told = [event for event in read_events(run.events) if event["kind"] == "train"]
+        series = [name for name in tracked_runs[0].data.metrics if name.startswith("train/loss")]
+        points = [p for name in series for p in client.get_metric_history(tracked_runs[0].info.run_id, name)]
+        logged = [event for event in read_events(run.events) if event["kind"] == "train"]
         if Counter((p.step, p.timestamp, p.value) for p in points) != Counter(
-            (event["update"], round(event["t"] * 1000), event["loss"]) for event in told
+            (event["update"], round(event["t"] * 1000), event["loss"]) for event in logged
         ):
-            self.faults.append(f"MLflow has {len(points)} losses of {len(told)}, or other ones")
-        if found[0].info.status != "FINISHED":
-            self.faults.append(f"in MLflow it is {found[0].info.status}")
+            self.faults.append(f"MLflow has {len(points)} losses of {len(logged)}, or wrong ones")
+        if tracked_runs[0].info.status != "FINISHED":
+            self.faults.append(f"the status in MLflow is {tracked_runs[0].info.status}")
 
     def _train_to_end(self, arguments: Sequence[str]) -> None:
         attempt = self._start_command(arguments)
@@ -300,10 +301,10 @@ class Soak:
         return lookup.find_run(self._folder.save_dir, name)
 
     def _read_events(self, attempt: TrainCommand | None = None) -> list[Event]:
-        """Of the interrupted run, or of one attempt of it."""
+        """Return the events of the interrupted run, or of one of its attempts."""
         files = self._folder.save_dir.glob("soak/*/events.jsonl")
-        since = attempt.start_time if attempt else 0
-        return [event for file in files for event in read_events(file) if event["t"] >= since]
+        start_time = attempt.start_time if attempt else 0
+        return [event for file in files for event in read_events(file) if event["t"] >= start_time]
 
 
 def _logged_updates(events: list[Event]) -> list[int]:
@@ -311,35 +312,35 @@ def _logged_updates(events: list[Event]) -> list[int]:
 
 
 def main() -> None:
-    """Print a table in Markdown, and what was lost."""
-    options = make_parser(__doc__)
-    options.add_argument("--interruptions", type=int, default=50)
-    options.add_argument("--updates", type=int, default=3000, help="of the run")
-    options.add_argument("--seed", type=int, default=1, help="of the moments and ways")
-    asked = options.parse_args()
-    # A shell lets what it starts in the background ignore it, and so would all that is started here.
+    """Print a table in Markdown, and the losses that were found."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--interruptions", type=int, default=50)
+    parser.add_argument("--updates", type=int, default=3000, help="of the run")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments and ways")
+    options = parser.parse_args()
+    # A shell ignores SIGINT for background jobs, and the training would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as root, run_mlflow_server(Path(root)):
-        started = time.monotonic()
-        soak = Soak(make_demo_dataset(Path(root, "demo")), asked.updates, Random(asked.seed))
-        soak.run(asked.interruptions)
-        minutes = (time.monotonic() - started) / 60
+        start = time.monotonic()
+        soak = Soak(make_demo_dataset(Path(root, "demo")), options.updates, Random(options.seed))
+        soak.run(options.interruptions)
+        minutes = (time.monotonic() - start) / 60
     rows = []
-    for kind, one in soak.stats.items():
-        moments = (str(one.moments[moment]) for moment in _MOMENTS)
+    for kind, stats in soak.stats.items():
+        moments = (str(stats.moments[moment]) for moment in _MOMENTS)
         rows.append(
             [
                 kind,
-                str(len(one.stop_seconds)),
+                str(len(stats.stop_seconds)),
                 *moments,
-                str(max(one.repeated_updates)),
-                f"{max(one.stop_seconds):.1f}",
+                str(max(stats.repeated_updates)),
+                f"{max(stats.stop_seconds):.1f}",
             ]
         )
     print_table("", ["times", *_MOMENTS, "updates made again, at most", "s to the prompt, at most"], rows)
     print(
-        f"\nMMF {require_mmf().version}, {asked.interruptions} interruptions, {asked.updates} updates, "
-        f"seed {asked.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
+        f"\nMMF {require_mmf().version}, {options.interruptions} interruptions, {options.updates} updates, "
+        f"seed {options.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
     )
     sys.exit(bool(soak.faults))
 

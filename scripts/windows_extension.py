@@ -1,7 +1,8 @@
-"""Builds the C extension for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
+"""Build the C extension for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
 
-It is put into the package, where only a Windows Python takes them. Any Python's headers will do: what
-they say about the system is in pyconfig.h, for which Windows' own is stood in for here.
+The extension is written to the package, where only a Windows Python imports it. The headers of any Python can
+be
+used: what depends on the system is in pyconfig.h, which is replaced here by one for Windows.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PYCONFIG = """\
 
 
 def build_extension(python_dll: Path) -> None:
-    """Build it against ``python3.dll``."""
+    """Build the extension and link it to ``python3.dll``."""
     with tempfile.TemporaryDirectory() as folder:
         headers = Path(folder, "include")
         shutil.copytree(sysconfig.get_paths()["include"], headers)

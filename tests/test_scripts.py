@@ -300,16 +300,16 @@ def test_under_wine_python_learns_of_a_file_what_wine_says(file: str) -> None:
 def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import wine_mends
+    import wine_fixes
 
-    start, codes = wine_mends._create_process, [1359, 1359]
+    start, codes = wine_fixes._create_process, [1359, 1359]
 
     def fails(*words: object) -> object:
         if codes:
             raise OSError(22, "Internal error", None, codes.pop())
         return start(*words)
 
-    monkeypatch.setattr(wine_mends, "_create_process", fails)
+    monkeypatch.setattr(wine_fixes, "_create_process", fails)
     assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
     codes.append(2)
     with pytest.raises(FileNotFoundError):

@@ -1,6 +1,6 @@
-"""A user_dir for any MMF, from Python 3.8 on: a smaller ResNet, and a note of each update and checkpoint.
+"""User code for any MMF, from Python 3.8 on: a smaller ResNet, and notes of updates and checkpoints.
 
-With ``BENCH_FULL_SIZE``, the ResNet is as it is. A line of the file that ``BENCH_NOTES`` names is
+With ``BENCH_FULL_SIZE``, the ResNet keeps its size. A line of the file ``BENCH_NOTES`` is
 ``update TIME LOSS`` or ``checkpoint BEGIN END``.
 """
 
@@ -15,12 +15,12 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 
 def small_resnet(*_, **__):
-    """Of ResNet-152's 50 blocks four, one of each kind; its 2048 numbers in the end."""
+    """Return a ResNet with one block of each of ResNet-152's four kinds, and 2048 output features."""
     return ResNet(Bottleneck, [1, 1, 1, 1])
 
 
 def append_note(*fields):
-    """Add a line."""
+    """Append a line to the notes."""
     with Path(os.environ["BENCH_NOTES"]).open("a", encoding="utf-8") as file:
         file.write(" ".join(str(word) for word in fields) + "\n")
 
@@ -28,18 +28,18 @@ def append_note(*fields):
 _register, _save = Registry.register, Checkpoint.save
 
 
-def register_and_note_loss(cls, name, value):
-    """What MMF calls with each loss that it logs."""
+def register_and_note_loss(_cls, name, value):
+    """Replace ``Registry.register``, which MMF calls with each loss that it logs."""
     if name == "train/total_loss":
         append_note("update", repr(time.time()), repr(float(value)))
     return _register(name, value)
 
 
 def save_and_note_time(self, *args, **kwargs):
-    """What MMF calls to save a checkpoint."""
-    begun = time.time()
+    """Replace ``Checkpoint.save``, and note the time that it takes."""
+    start = time.time()
     _save(self, *args, **kwargs)
-    append_note("checkpoint", repr(begun), repr(time.time()))
+    append_note("checkpoint", repr(start), repr(time.time()))
 
 
 if "BENCH_FULL_SIZE" not in os.environ:

@@ -1,20 +1,20 @@
-"""What Wine 8 does otherwise than Windows, put right in the Python that it runs."""
+"""Fixes for differences between Wine 8 and Windows, imported by the Python under Wine."""
 
 import _winapi
 import os
 
 _MAX_TRIES = 5
-_INTERNAL_ERROR = 1359  # Wine's word for a process that ended before it had begun
+_INTERNAL_ERROR = 1359  # ERROR_INTERNAL_ERROR: in Wine, the new process exited during its start
 _create_process = _winapi.CreateProcess
 
 
-def _refuse_symlink(src, dst, target_is_directory=False, *, dir_fd=None):
-    """As Windows without developer mode does; Wine makes no link and says nothing."""
+def _refuse_symlink(src, dst, *_arguments, **_options):
+    """Fail like Windows without developer mode; Wine silently creates no link."""
     raise OSError(22, "A required privilege is not held by the client", src, 1314, dst)
 
 
 def _create_process_retrying(*arguments):
-    """Start a process again where Wine could not."""
+    """Start a process, and try again if Wine failed."""
     for _ in range(_MAX_TRIES - 1):
         try:
             return _create_process(*arguments)
