@@ -1,4 +1,4 @@
-"""Attempts: the folders and files of a run, and what one attempt is to do."""
+"""Attempts: their folders and files, and the request for one attempt."""
 
 from __future__ import annotations
 
@@ -12,47 +12,50 @@ from mmf_win.paths import ChildPath
 from mmf_win.protocol.events import append_event
 from mmf_win.records import from_stored, read_record, stored_as, to_stored
 
-#: The precision of a model's calculations: 32 bits, or 16 where that is exact enough.
+#: Precision of a model's calculations: 32 bits, or mixed precision with 16 bits.
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
-#: Files in the folder of a run for all its trainings, and in that of each prediction.
+#: Names of files that are in the run's folder for training attempts, and in the attempt's folder for others.
 EVENTS, LOG = "events.jsonl", "log.txt"
 
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """The folder of one attempt, and the files in it."""
+    """Folder of an attempt with the paths of its files."""
 
     path: Path
 
     request_file = ChildPath("request.json")
     stop_file = ChildPath("stop")
     outcome_file = ChildPath("exit.json")
-    #: The MMF configuration made from the request.
+    #: MMF configuration, written from the request.
     config = ChildPath("mmf.yaml")
-    #: Takes up the room that ``exit.json`` needs on a full disk.
+    #: Reserves the disk space of ``exit.json`` in case the disk gets full.
     reserve_file = ChildPath("reserve")
-    #: The first reason why a rank failed, or why a process of a DataLoader could not begin.
+    #: The first error of a rank, or of a DataLoader process at its start.
     helper_outcome_file = ChildPath("helper_exit.json")
-    #: Events of a prediction; a file of its own, since several may predict at once.
+    #: Events of a prediction; several predictions may run at once.
     events = ChildPath(EVENTS)
     #: Predictions as MMF wrote them.
     raw_predictions = ChildPath("raw")
-    #: The whole output of a worker that predicted.
+    #: Output of a worker that predicts.
     log = ChildPath(LOG)
     logs = ChildPath("logs")
-    #: What torch saw of a few updates of a profiled training, for Chrome.
+    #: torch.profiler's trace of a few updates, for Chrome.
     trace = ChildPath("trace.json")
 
     def is_training(self) -> bool:
-        """Tell by its request whether this is an attempt to train; False for one of an earlier version.
+        """Return whether the request is for training; False for a request of an earlier version.
 
-        A damaged request counts as one to train, unless the attempt has a folder for predictions.
+        An attempt with a damaged request counts as training if it has no folder of predictions.
+
+        Returns:
+            True for training; False also if there is no readable request.
         """
         try:
             kind = read_record(self.request_file, _RequestKind).get("kind", "")
-        except OSError:  # there is no request yet, or only another user may read it
+        except OSError:  # not written yet, or readable only by another user
             return False
         except ValueError:
             return not self.raw_predictions.exists()
@@ -65,24 +68,25 @@ class _RequestKind(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Train to the end of a run.
+    """Training to the end of a run.
 
     Attributes:
-        keep_checkpoints: how many older checkpoints stay beside the best and the current one.
-        micro_batch: rows of one forward pass in training, over all GPUs; None: what fitted, or else all.
-        find_micro_batch: look for the largest that fits, when none is set and none is known.
-        known_micro_batches: micro-batches that fitted before, by what they depend on.
-        splits_read: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen",
-            "rows": 433, "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where it is not known.
-        only_weights: of the checkpoint, load the model's weights and nothing else.
-        total_updates: after how many updates training ends, also where MMF counts epochs; None where only
-            MMF knows.
-        nproc: how many processes of this machine train together.
-        nnodes: on how many machines.
-        node_rank: which of them this is, from 0.
-        rdzv: where several machines meet, as ``HOST:PORT``.
-        teacher_probas: id of a training row, as MMF has it → the teacher's probability that it is hateful.
-        teacher_weight: the share of the teacher in the training loss.
+        keep_checkpoints: Number of older checkpoints to keep in addition to the best and the last one.
+        micro_batch: Rows of one forward pass in training, over all GPUs; None: a known one, or the batch
+            size.
+        find_micro_batch: Search for the largest micro-batch that fits, if none is set or known.
+        known_micro_batches: Micro-batches that fitted before, by the settings that they depend on.
+        splits_read: MMF's name of a split → the annotations that are read, as ``{"split": "dev_unseen",
+            "rows": 433, "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null if it is not known.
+        only_weights: Load only the weights of the model from the checkpoint.
+        total_updates: Number of updates after which training ends, also if MMF's configuration counts epochs;
+            None if only MMF can calculate it.
+        nproc: Number of training processes on this machine.
+        nnodes: Number of machines.
+        node_rank: Rank of this machine, from 0.
+        rdzv: Rendezvous endpoint of several machines, as ``HOST:PORT``.
+        teacher_probas: MMF's ID of a training row → the teacher's probability that it is hateful.
+        teacher_weight: Weight of the teacher in the training loss, from 0 to 1.
     """
 
     keep_checkpoints: int = field(default=1, metadata=stored_as("keep"))
@@ -102,20 +106,23 @@ class TrainTask:
 
 @dataclass(frozen=True)
 class CheckTask(TrainTask):
-    """Check the model and its rows, and end before the first update."""
+    """Checks of the model and its rows, without any update."""
 
 
 @dataclass(frozen=True)
 class ProfileTask(TrainTask):
-    """Measure a training of so many updates, whose weights nobody wants."""
+    """Measurement of ``updates`` training updates, whose weights are discarded."""
 
     updates: int = 0
 
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Predict the rows of an annotation file; a process of an exported model writes them to
-    ``predictions_file``.
+    """Prediction of the rows of an annotation file.
+
+    Attributes:
+        annotations_file: The annotation file.
+        predictions_file: The file to which the process of an exported model writes the predictions.
     """
 
     annotations_file: str = field(metadata=stored_as("annotations"))
@@ -124,7 +131,7 @@ class PredictTask:
 
 @dataclass(frozen=True)
 class ExportTask(PredictTask):
-    """Predict, and export the model into a folder; with ``int8`` with weights of 8 bits, too."""
+    """Prediction, and export of the model to a folder; with ``int8``, also with 8-bit weights."""
 
     export_dir: str = field(default="", metadata=stored_as("folder"))
     int8: bool = False
@@ -132,7 +139,7 @@ class ExportTask(PredictTask):
 
 @dataclass(frozen=True)
 class ServeTask(PredictTask):
-    """Predict, stay, and answer what is asked."""
+    """Prediction, followed by answers to requests."""
 
 
 AttemptTask = TrainTask | PredictTask
@@ -148,23 +155,23 @@ _TASK_TYPES: dict[str, type[AttemptTask]] = {
 
 @dataclass(frozen=True)
 class AttemptRequest:
-    """The work of one attempt, saved as ``attempts/<n>/request.json``.
+    """Request for one attempt, saved as ``attempts/<n>/request.json``.
 
     Attributes:
-        task: what it does; the file names its kind.
+        task: The task; its kind is stored as ``kind``.
         model: MMF's name of the model.
-        mmf_root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``; it is named when the attempt begins.
-        settings: a tree of MMF's configuration keys, merged over the model's own configuration.
-        base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
-        checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
-        precision: what the model calculates with; None for what MMF's configuration says.
-        fast: take ways that change results by more than floating-point noise.
-        eval_batch: rows of one forward pass in validation and prediction; None for the whole batch.
-        trust: load a checkpoint with classes that torch refuses, and run code that comes with a model.
-        may_query_hub: it may need more of the Hugging Face Hub than what is here.
-        image_cache_dir: the folder of decoded images and, beside it, outputs of frozen models; None to keep
-            none.
+        mmf_root: The folder that contains the packages ``mmf`` and ``mmf_cli``.
+        attempt_dir: The attempt's folder, ``<run>/attempts/<n>``; set when the attempt begins.
+        settings: A tree of MMF's configuration keys, merged over the configuration of the model.
+        base_config: MMF configuration file to start from; a relative path is in MMF's tree.
+        checkpoint: The file that training resumes or whose weights predict; also in ``settings``.
+        precision: Precision of the model's calculations; None for that of MMF's configuration.
+        fast: Use optimizations that change results by more than floating-point noise.
+        eval_batch: Rows of one forward pass in validation and prediction; None for the batch size.
+        trust: Load a checkpoint with classes that torch refuses, and run code that belongs to a model.
+        may_query_hub: The attempt may need files of the Hugging Face Hub that are not cached.
+        image_cache_dir: The folder of decoded images, with outputs of frozen models next to it; None for no
+            cache.
     """
 
     task: AttemptTask
@@ -183,7 +190,7 @@ class AttemptRequest:
 
     @property
     def folder(self) -> AttemptFolder:
-        """The attempt's files."""
+        """The attempt's folder."""
         return AttemptFolder(Path(self.attempt_dir))
 
     @property
@@ -193,48 +200,48 @@ class AttemptRequest:
 
     @property
     def is_training(self) -> bool:
-        """Tell whether the task is to train, or to begin to."""
+        """True if the task is a training, also one that ends before the first update."""
         return isinstance(self.task, TrainTask)
 
     @property
     def train_task(self) -> TrainTask:
-        """Return the task of a training; for another kind of task, the defaults of one."""
+        """The task of a training; for other tasks, a training with default values."""
         return self.task if isinstance(self.task, TrainTask) else TrainTask()
 
     @property
     def discards_weights(self) -> bool:
-        """Whether nobody wants its weights."""
+        """True for a training whose weights are not saved."""
         return isinstance(self.task, (CheckTask, ProfileTask))
 
     @property
     def profile_updates(self) -> int:
-        """The updates of a training that is measured; 0 for any other."""
+        """Number of updates to measure; 0 if the task is not a measurement."""
         return self.task.updates if isinstance(self.task, ProfileTask) else 0
 
     @property
     def events(self) -> Path:
-        """Where the worker says what happens."""
+        """The file of the worker's events."""
         return self.run_dir / EVENTS if self.is_training else self.folder.events
 
     @property
     def log(self) -> Path:
-        """Where the worker's output goes."""
+        """The file of the worker's output."""
         return self.run_dir / LOG if self.is_training else self.folder.log
 
     def save(self) -> None:
-        """Write the request to its place."""
+        """Write the request to the attempt's folder."""
         [kind] = (name for name, task in _TASK_TYPES.items() if task is type(self.task))
         write_json(self.folder.request_file, {"kind": kind, **to_stored(self)})
 
     def write_event(self, kind: str, **values: object) -> None:
-        """Append one event, in one write; ``t`` is seconds since the epoch."""
+        """Append an event with the current time."""
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.folder.path.name, **values}
         # No power cut may leave a checkpoint that no event mentions.
         append_event(self.events, event, sync=kind == "saving")
 
     @classmethod
     def load(cls, path: Path) -> AttemptRequest:
-        """Read a request, skipping fields of later versions."""
+        """Read a request; fields of later versions are skipped."""
         values = read_record(path, dict[str, Any])
         task = from_stored(values["task"], _TASK_TYPES[values["kind"]])
         return from_stored(values, cls, task=task)

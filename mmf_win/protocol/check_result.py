@@ -1,4 +1,4 @@
-"""What the checks of a model and its rows say."""
+"""Results of the checks of a model and its rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Verdict = Literal["ok", "note", "warning", "error"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check of a training found.
+    """Result of one check before training.
 
     Attributes:
-        check: its name.
-        text: what was found.
-        advice: what that means, and what to do.
-        memes: the ids that it is about, or was tried with.
-        seconds: what the check took.
+        check: Name of the check.
+        text: The finding.
+        advice: Its meaning and what to do.
+        memes: IDs that the finding is about, or that the check used.
+        seconds: Duration of the check.
     """
 
     verdict: Verdict

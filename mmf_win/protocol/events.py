@@ -1,4 +1,4 @@
-"""Events: how they are appended to a file and read from it."""
+"""Events: appending them to a file, and reading them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mmf_win.records import decode_json, optional_fields
 
 Event = dict[str, Any]
 
-#: The end of time, in seconds since the epoch: every system and library can show an earlier one.
+#: Upper limit of times, in seconds since the epoch; every system and library can show earlier ones.
 MAX_TIMESTAMP = 2**33
 
-# The types of the fields of events, whatever the kind; the package's docstring says which kind has which.
+# Types of the fields of all kinds of events; the package's docstring lists the fields of each kind.
 _EVENT_FIELDS = optional_fields(
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("sha256", "source", "address", "quantity", "table", "verdict", "check"), str),
@@ -40,20 +40,20 @@ def append_event(path: Path, event: Event, *, sync: bool = False) -> None:
     """Append an event to a file in one write.
 
     Args:
-        path: the file.
-        event: with all of its fields.
-        sync: return only when the event is on the disk.
+        path: The file.
+        event: The event with all of its fields.
+        sync: Wait until the event is on the disk.
     """
     with add_path_to_errors(path), path.open("a+b", buffering=0) as file:
         line = b"\n" * _is_torn(file) + json_bytes(event)
-        while line:  # the last byte that fits on a disk is written without an error
+        while line:  # a write may be partial without an error, up to the last byte that fits on the disk
             line = line[file.write(line) :]
         if sync:
             os.fsync(file.fileno())
 
 
 def _is_torn(file: BinaryIO) -> bool:
-    """Whether the last line has no end, since its writer was killed or the disk was full."""
+    """Return whether the last line is incomplete, because its writer was killed or the disk was full."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)
@@ -61,9 +61,12 @@ def _is_torn(file: BinaryIO) -> bool:
 
 
 class EventReader:
-    """Reads events as they come; each call of :meth:`poll` yields what is new since the last one.
+    """Reader of a growing file of events; each call of :meth:`poll` yields the new ones.
 
-    Metrics have mmfw's names; ``as_written``, those of earlier versions keep MMF's.
+    Args:
+        path: The file, which need not exist yet.
+        from_end: Skip the existing events.
+        keep_mmf_names: Do not rename the metrics of events that earlier versions wrote with MMF's names.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False, keep_mmf_names: bool = False) -> None:
@@ -71,7 +74,7 @@ class EventReader:
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def poll(self) -> Iterator[Event]:
-        """New complete events; a torn last line is left for the next call."""
+        """Yield new complete events; an incomplete last line is left for the next call."""
         require_no_special_file(self.path)
         try:
             with self.path.open("rb") as file:
@@ -84,7 +87,7 @@ class EventReader:
         for line in new[:end].splitlines():
             with suppress(ValueError):
                 event = decode_json(line, _EVENT_FIELDS)
-                steps = event.get("update", 0), event.get("done", 0)  # trackers and plots take 64 bits
+                steps = event.get("update", 0), event.get("done", 0)  # trackers and plots use 64 bits
                 if (
                     "kind" in event
                     and 0 <= event.get("t", 0) < MAX_TIMESTAMP
@@ -96,5 +99,5 @@ class EventReader:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All complete events in ``path``; none when there is no such file."""
+    """Return all complete events in ``path``, an empty list if the file does not exist."""
     return list(EventReader(path).poll())

@@ -1,4 +1,4 @@
-"""The names of metrics, and the series of numbers that updates and validations make."""
+"""Names of metrics, and the series of values from training updates and validations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _UPDATE_METRICS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
 
 
 def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with MMF's names, as ``hateful_memes/roc_auc``, under mmfw's; the latter stay."""
+    """Rename metrics from MMF's names, such as ``hateful_memes/roc_auc``, to mmfw's; others are kept."""
     short = {name.removeprefix(_PREFIX): value for name, value in metrics.items()}
     return {_MMFW_NAMES.get(name, name): value for name, value in short.items()}
 
 
 def series_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that an event adds to series, by the names of these.
+    """Return the values that an event adds to series, by the names of the series.
 
-    They are ``train/loss`` and so on of an update, ``val/auroc`` of a validation, and ``best/auroc`` of the
-    one after training.
+    The names are ``train/loss`` and others for an update, ``val/auroc`` and others for a validation, and
+    ``best/auroc`` and others for the validation after training.
     """
     kind = event["kind"]
     if kind not in ("train", "val"):
@@ -32,5 +32,5 @@ def series_values(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number that every tracker can keep."""
+    """Return whether a value is a number that every tracker can store."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308

@@ -1,4 +1,4 @@
-"""Outcomes: how an attempt ended."""
+"""Outcomes of attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmf_win.files import json_bytes, remove, write_json
 from mmf_win.protocol.attempt import AttemptRequest
 from mmf_win.records import from_stored, read_record, stored_as, to_stored
 
-#: How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code.
+#: Kinds of outcomes; ``disk``: the disk is full; ``untrusted``: a checkpoint could run code.
 OutcomeKind = Literal[
     "ok",
     "interrupted",
@@ -33,14 +33,15 @@ OutcomeKind = Literal[
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How an attempt ended.
+    """Outcome of an attempt.
 
     Attributes:
-        message: one line for the user; empty when all went well.
-        hint: what to do next, where the worker knows it.
-        source_location: the innermost MMF or mmfw frame of the error, as ``file:line``.
-        during_validation: whether the error came out of the scoring of the validation set.
-        nonfinite: of a value that is not finite, what the event ``nonfinite`` says.
+        kind: The kind of outcome.
+        message: One line for the user; empty after success.
+        hint: The next step, if the worker knows it.
+        source_location: The innermost frame of the error in MMF or mmfw, as ``file:line``.
+        during_validation: The error occurred in validation.
+        nonfinite: For a value that is not finite, the fields of the event ``nonfinite``.
     """
 
     kind: OutcomeKind = field(metadata=stored_as("outcome"))
@@ -51,11 +52,11 @@ class AttemptOutcome:
     nonfinite: dict[str, Any] | None = field(default=None, metadata=stored_as("place"))
 
     def save(self, path: Path) -> None:
-        """Write the exit as JSON."""
+        """Write the outcome as JSON."""
         write_json(path, to_stored(self))
 
     def record(self, request: AttemptRequest) -> None:
-        """Write the exit to the attempt's folder, the only record of it, as far as a full disk allows."""
+        """Write the outcome and the last events to the attempt's folder; ignore errors of a full disk."""
         with suppress(OSError):
             remove(request.folder.reserve_file)
             if self.nonfinite is not None:
@@ -65,34 +66,35 @@ class AttemptOutcome:
             self.save(request.folder.outcome_file)
 
     def save_if_absent(self, path: Path) -> None:
-        """Write the exit, unless another process has written one there."""
+        """Write the outcome unless the file exists."""
         with suppress(FileExistsError), path.open("xb") as file:
             file.write(json_bytes(to_stored(self)))
 
     @classmethod
     def from_exit_code(cls, code: int, process_name: str) -> AttemptOutcome:
-        """That of a process that said nothing, such as ``the worker``; a negative code is a signal."""
+        """Return the outcome of a process without an outcome file; a negative exit code is a signal."""
         if code == -9:
-            return cls(
-                "killed", f"{process_name} was killed from outside (kill -9), or because memory ran out"
-            )
+            message = f"{process_name} was killed by SIGKILL, possibly by the out-of-memory killer"
+            return cls("killed", message)
         if code == -7:
-            return cls(
-                "host_oom", f"{process_name} died of a bus error, most likely as /dev/shm is full", SHM_HINT
-            )
+            message = f"{process_name} died of a bus error, probably because /dev/shm is full"
+            return cls("host_oom", message, SHM_HINT)
         return cls("internal", f"{process_name} exited unexpectedly (code {code})")
 
     @classmethod
     def load(cls, path: Path) -> AttemptOutcome | None:
-        """Read an exit, skipping fields of later versions; None without a file.
+        """Read an outcome; fields of later versions are skipped.
+
+        Returns:
+            The outcome, or None if the file does not exist.
 
         Raises:
-            DataError: the file holds something else, or cannot be read.
+            DataError: The file is invalid or cannot be read.
         """
         try:
             return from_stored(read_record(path, dict[str, Any]), cls)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            hint = "remove the file: its run counts as killed then, and can be resumed"
-            raise DataError(f"{path}: not the record of how an attempt ended ({error})", hint=hint) from None
+            hint = "remove the file; the run then counts as killed and can be resumed"
+            raise DataError(f"{path}: not the outcome of an attempt ({error})", hint=hint) from None

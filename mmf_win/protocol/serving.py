@@ -1,12 +1,12 @@
-"""How a process that stays warm answers its parent, over a connection of its own.
+"""Protocol by which a model process answers its parent, over a connection of its own.
 
 ::
 
     parent ── [{"id": 1, "img": "/photos/cat.png", "text": "look at this"}, …] ──▶ child
     parent ◀── {"probas": [0.8123, …], "error": null, "ms": 31.4} ──────────────── child
 
-Both are JSON, which runs no code as a pickle could. Where a row fails, ``error`` is the class, message and
-hint of its :class:`~mmf_win.errors.MmfwError`, and ``probas`` are those of the rows before it.
+Both messages are JSON, which cannot run code as a pickle could. If a row fails, ``error`` has class, message
+and hint of its :class:`~mmf_win.errors.MmfwError`, and ``probas`` has the rows before it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mmf_win.errors import DataError, MmfwError
 from mmf_win.files import json_bytes
 from mmf_win.protocol.attempt import AttemptRequest
 
-#: Gives the probability of each of some rows.
+#: Predicts the probability of each row.
 PredictFunction = Callable[[list[dict[str, Any]]], list[float]]
 
 
 def serve_predictions(attempt_request: AttemptRequest, predict: PredictFunction) -> None:
-    """Tell the parent where to connect, and answer it until it is gone.
+    """Write the address to the events, and answer the parent until it disconnects.
 
-    An error of ``predict`` that is no MmfwError ends this process, whose state nobody knows then.
+    An error of ``predict`` other than MmfwError ends this process, since its state is then unknown.
     """
     with Listener(
         None if sys.platform == "win32" else str(attempt_request.folder.path / "socket")
@@ -49,7 +49,7 @@ def serve_predictions(attempt_request: AttemptRequest, predict: PredictFunction)
 
 
 def _build_reply(rows: list[dict[str, Any]], predict: PredictFunction) -> dict[str, Any]:
-    began, error = time.perf_counter(), None
+    start, error = time.perf_counter(), None
     probas: list[float] = []
     try:
         try:
@@ -58,13 +58,14 @@ def _build_reply(rows: list[dict[str, Any]], predict: PredictFunction) -> dict[s
             if len(rows) == 1:
                 raise
             traceback.print_exc()  # for the log
-        # Up to the one that fails; together they may have been too large, so no error holds their memory now.
+        # One by one, up to the row that fails. Outside the handler, since the error keeps memory of the
+        # batch.
         for row in [] if probas else rows:
             probas += predict([row])
         finite = list(takewhile(isfinite, probas))
         if len(finite) < len(probas):
             probas = finite
-            raise DataError("the model gives no number for a probability", hint="its weights may be damaged")
+            raise DataError("a predicted probability is not a number", hint="check the weights for damage")
     except MmfwError as failed:
         error = [type(failed).__name__, str(failed), failed.hint]
-    return {"probas": probas, "error": error, "ms": round(1000 * (time.perf_counter() - began), 3)}
+    return {"probas": probas, "error": error, "ms": round(1000 * (time.perf_counter() - start), 3)}

@@ -1,6 +1,6 @@
-"""Running a child process well: start it, watch it, stop it, and end its whole tree.
+"""Supervision of child processes: start, watch and stop a child, and end its process tree.
 
-Knows neither torch nor MMF. What differs between the systems is hidden in ``_posix`` and ``_windows``.
+Independent of torch and MMF. ``_posix`` and ``_windows`` contain what differs between the systems.
 """
 
 from mmf_win.supervise.child import ChildExit, ProcessTree, count_oom_kills, count_stop_requests, run_child

@@ -1,4 +1,4 @@
-"""Process trees on Linux and macOS: a session of their own, and in it a keeper that survives its parent."""
+"""Process trees on Linux and macOS: a new session with a keeper process that survives this process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from typing import IO
 assert sys.platform != "win32"
 
 _KEEPER_SCRIPT = Path(__file__).with_name("keeper.py")
-_KILL_WAIT_SECONDS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
+_KILL_WAIT_SECONDS = (1.0, 0.6)  # with one poll, less than the two seconds that a second Ctrl+C may take
 
 
-#: Nothing to wait for: a closed terminal is a signal here.
+#: Does nothing, since a closed terminal sends a signal on these systems.
 on_console_close = nullcontext
 
 
 class ProcessTree:
-    """A process and all its descendants; they also end when this process does, however that ends.
+    """A process and all its descendants, which also end when this process dies.
 
-    They have a session of their own, so that the terminal's Ctrl+C reaches only this process. Once that is
-    gone, ``stop_file`` asks them to leave, and after ``grace`` seconds they are killed.
+    They are in a new session, so that Ctrl+C in the terminal reaches only this process. If this process dies,
+    ``stop_file`` is created, and the tree is killed after ``grace`` seconds.
+
+    Args:
+        command: The command of the process.
+        stop_file: The file that asks the process to stop.
+        grace: Seconds to wait for the process after this process died.
+        output: The file for stdout and stderr.
+        inherited_fds: Descriptors that the tree inherits.
+        env: The environment variables.
     """
 
     def __init__(
@@ -40,23 +48,23 @@ class ProcessTree:
         env: Mapping[str, str],
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER_SCRIPT), str(stop_file), str(grace)]
-        with ExitStack() as undo:
-            self._keeper_socket, theirs = socket.socketpair()
-            undo.enter_context(self._keeper_socket)
-            with theirs:
+        with ExitStack() as cleanup:
+            self._keeper_socket, child_socket = socket.socketpair()
+            cleanup.enter_context(self._keeper_socket)
+            with child_socket:
                 self.process = subprocess.Popen(
                     [*keeper, *command],
-                    stdin=theirs.fileno(),
+                    stdin=child_socket.fileno(),
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                     pass_fds=inherited_fds,
                     env=env,
                 )
-            undo.pop_all()
+            cleanup.pop_all()
 
     def has_exited(self, timeout: float) -> bool:
-        """Whether it has ended, or does so within some seconds."""
+        """Return whether the process exits within ``timeout`` seconds."""
         self._keeper_socket.settimeout(timeout)
         try:
             return not self._keeper_socket.recv(1)
@@ -66,21 +74,22 @@ class ProcessTree:
             return True
 
     def terminate(self) -> None:
-        """Ask what is in the session to leave, by SIGTERM; the keeper stays until it has."""
+        """Send SIGTERM to the session; the keeper ignores it and waits for the process."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self) -> int:
-        """End what is left of the tree, without waiting long for what the system cannot end yet.
+        """Kill the rest of the tree, with a short wait for processes that the system cannot end yet.
 
-        Returned is the exit code; negative is the signal that killed it.
+        Returns:
+            The exit code; a negative one is the signal that killed the process.
         """
         with suppress(OSError), self._keeper_socket:  # it may be closed already
             self._keeper_socket.sendall(b"!")
-        for moment in _KILL_WAIT_SECONDS:
+        for seconds in _KILL_WAIT_SECONDS:
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(moment)
-            # For where nobody is adopted, and for a keeper that was itself killed, stopped, or waits for a
+                self.process.wait(seconds)
+            # Needed on systems without subreapers, and if the keeper was killed or stopped, or waits for a
             # process that hangs in the kernel.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Process trees on Windows, held together by a job object."""
+"""Process trees on Windows, as job objects."""
 
 from __future__ import annotations
 
@@ -30,81 +30,85 @@ _ntdll.RtlNtStatusToDosError.argtypes = [ctypes.c_long]
 # https://learn.microsoft.com/windows/win32/procthread/process-creation-flags
 _CREATE_SUSPENDED = 0x00000004
 # https://learn.microsoft.com/windows/console/handlerroutine
-_CLOSE_EVENTS = {2, 5, 6}  # of the window, of the user's session, of the system
+_CLOSE_EVENTS = {2, 5, 6}  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
 # https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-jobobject_basic_limit_information
 _KILL_ON_JOB_CLOSE = 0x00002000
 _EXTENDED_LIMIT_INFORMATION = 9
-# .../ns-winnt-jobobject_extended_limit_information: two times, the flags, and limits that are not set
+# .../ns-winnt-jobobject_extended_limit_information: two times, the flags, and limits that are not used
 _LIMITS = struct.Struct("2q I 2N I N 2I 6Q 4N")
 _EXIT_WAIT_SECONDS = 1.5
+_ADD, _REMOVE = True, False  # of SetConsoleCtrlHandler
 
 
 @contextmanager
 def on_console_close(on_close: Callable[[], None]) -> Iterator[None]:
-    """Call ``press`` when the console window is closed, the user logs off or the system shuts down.
+    """Call ``on_close`` when the console window is closed, the user logs off or the system shuts down.
 
-    Windows ends this process as soon as its handler has returned, and some five seconds after the event in
-    any case; so the handler, which has a thread of its own, returns only when the block has ended.
+    Windows ends this process as soon as its handler returns, or about five seconds after the event. The
+    handler runs in its own thread and therefore returns only after the block has ended.
     """
-    left = Event()
+    block_ended = Event()
 
     def handle(event: int) -> bool:
         if event not in _CLOSE_EVENTS:
             return False
         on_close()
-        left.wait()
+        block_ended.wait()
         return True
 
     handler = _ConsoleHandler(handle)
-    _kernel32.SetConsoleCtrlHandler(handler, True)
+    _kernel32.SetConsoleCtrlHandler(handler, _ADD)
     try:
         yield
     finally:
-        left.set()
-        _kernel32.SetConsoleCtrlHandler(handler, False)
+        block_ended.set()
+        _kernel32.SetConsoleCtrlHandler(handler, _REMOVE)
 
 
 class ProcessTree:
-    """A process and all its descendants; they also end when this process does, however that ends.
+    """A process and all its descendants, which also end when this process dies.
 
-    The process starts suspended and is let go once it is in the job, so that it also holds what a launcher
-    starts first. It has a console of its own, without a window, so that Ctrl+C and a closed window
-    reach only this process. What it takes on Linux besides is for where no job ends it with this process.
+    The process starts suspended and is resumed once it is in the job, so that the job also contains what a
+    launcher starts first. It has its own console without a window, so that Ctrl+C and a closed window reach
+    only this process. The other options of the POSIX class are not needed, since the job ends with this
+    process.
 
-    Raises OSError where Windows refuses to start the process, or to hold it in the job; it is gone then.
+    Raises:
+        OSError: Windows refuses to start the process or to add it to the job; the process has been killed.
     """
 
     def __init__(
-        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **posix_options: object
+        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **_posix_options: object
     ) -> None:
         self._job = _kill_on_close_job()
-        with ExitStack() as undo:
-            undo.callback(_kernel32.CloseHandle, self._job)
+        with ExitStack() as cleanup:
+            cleanup.callback(_kernel32.CloseHandle, self._job)
             flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, creationflags=flags, env=env
             )
-            undo.callback(self.process.wait)
-            undo.callback(self.process.kill)  # suspended as it is, it would never end by itself
+            cleanup.callback(self.process.wait)
+            cleanup.callback(self.process.kill)  # a suspended process never ends by itself
             handle = int(self.process._handle)  # type: ignore[attr-defined]
             _require_success(_kernel32.AssignProcessToJobObject(self._job, handle))
             if status := _ntdll.NtResumeProcess(handle):
                 raise ctypes.WinError(_ntdll.RtlNtStatusToDosError(status))
-            undo.pop_all()
+            cleanup.pop_all()
 
     def has_exited(self, timeout: float) -> bool:
-        """Whether it has ended, or does so within some seconds."""
+        """Return whether the process exits within ``timeout`` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
         return self.process.returncode is not None
 
     def terminate(self) -> None:
-        """Nothing: Windows has no such signal for a program with a console of its own."""
+        """Do nothing: Windows has no such signal for a program with its own console."""
 
     def close(self) -> int:
-        """End what is left of the tree, without waiting long for what the system cannot end yet.
+        """Kill the rest of the tree, with a short wait for processes that the system cannot end yet.
 
-        Returned is the exit code.
+        Returns:
+            The exit code.
         """
         _kernel32.TerminateJobObject(self._job, 1)
         _kernel32.CloseHandle(self._job)

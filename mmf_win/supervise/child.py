@@ -1,4 +1,4 @@
-"""One child process from start to end."""
+"""Supervision of one child process from start to end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ else:
     from mmf_win.supervise._posix import ProcessTree as ProcessTree
     from mmf_win.supervise._posix import on_console_close
 
-#: The seconds between two looks at a child.
+#: Seconds between two polls of a child.
 POLL_SECONDS = 0.2
-#: The seconds that a child may take to exit after it has written its outcome.
+#: Seconds that a child may take to exit after it has written its outcome.
 EXIT_GRACE_SECONDS = 10.0
-_ORPHAN_TIMEOUT_FACTOR = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
+_ORPHAN_TIMEOUT_FACTOR = 10.0  # times the stop timeout, since no user is waiting for an orphan
 
 
 @dataclass(frozen=True)
 class ChildExit:
-    """How a child ended.
+    """Exit status of a child process.
 
     Attributes:
-        code: its exit code; negative is the signal that killed it.
-        stop_requested: the user asked for a stop while it ran.
-        killed: it had to be killed.
+        exit_code: The exit code; a negative one is the signal that killed the child.
+        stop_requested: The user requested a stop while the child was running.
+        killed: The child was killed by its supervisor.
     """
 
     exit_code: int
@@ -77,12 +77,12 @@ def run_child(
             process is killed.
         stops: returns :attr:`~mmf_win.signals.StopRequests.count`; None to count here.
     """
-    for of_earlier in filter(None, (stop_file, outcome_file)):
-        remove(of_earlier)
+    for stale_file in filter(None, (stop_file, outcome_file)):
+        remove(stale_file)
     killed = False
     with (
         log.open("ab") as output,
-        count_stop_requests() if stop_count is None else nullcontext(stop_count) as presses,
+        count_stop_requests() if stop_count is None else nullcontext(stop_count) as get_stop_count,
     ):
         grace = stop_timeout * _ORPHAN_TIMEOUT_FACTOR if terminate_after is None else 0.0
         tree = ProcessTree(
@@ -95,60 +95,64 @@ def run_child(
         )
         try:
             deadline = terminate_at = float("inf")
-            asked = False
+            stop_sent = False
             while not tree.has_exited(timeout=POLL_SECONDS):
                 progressed = poll_progress()
-                pressed = presses()
+                stops = get_stop_count()
                 if outcome_file is not None and outcome_file.exists():
                     deadline = min(deadline, time.monotonic() + EXIT_GRACE_SECONDS)
-                elif pressed and (progressed or not asked):
+                elif stops and (progressed or not stop_sent):
                     deadline = time.monotonic() + stop_timeout
-                if pressed and not asked:
-                    asked = True
+                if stops and not stop_sent:
+                    stop_sent = True
                     stop_file.touch()
                     on_stop()
                     terminate_at = time.monotonic() + (
                         float("inf") if terminate_after is None else terminate_after
                     )
-                if asked and time.monotonic() > terminate_at:
+                if stop_sent and time.monotonic() > terminate_at:
                     terminate_at = float("inf")
                     tree.terminate()
-                if pressed > 1 or time.monotonic() > deadline:
+                if stops > 1 or time.monotonic() > deadline:
                     killed = True
                     break
         finally:
-            # Also after an ordinary end: a DataLoader's workers may outlive the child that started them.
+            # Also after a normal exit: DataLoader workers may outlive the child that started them.
             code = tree.close()
             remove(stop_file)
         poll_progress()
-    return ChildExit(code, presses() > 0, killed)
+    return ChildExit(code, get_stop_count() > 0, killed)
 
 
 @contextmanager
 def count_stop_requests() -> Iterator[Callable[[], int]]:
-    """Count the stop signals that are not ignored; yield what returns the count."""
+    """Count the stop signals that are not ignored; yield a function that returns the count."""
     requests = StopRequests()
-    before = {
-        number: signal.signal(number, lambda got, _: requests.add(got)) for number in active_stop_signals()
+    previous = {
+        number: signal.signal(number, lambda received, _: requests.add(received))
+        for number in active_stop_signals()
     }
     try:
         with on_console_close(requests.add):
             yield lambda: requests.count
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def count_oom_kills(vmstat_file: Path = Path("/proc/vmstat")) -> int | None:
-    """Return how many processes Linux has killed for lack of memory since it started; None if unknown.
+    """Return the number of processes that Linux's out-of-memory killer has killed since boot.
 
-    If that grows, a process that died by SIGKILL meanwhile was most likely one. Those inside a container
-    count, too. https://docs.kernel.org/filesystems/proc.html
+    If the number grows while a process dies of SIGKILL, that process was most likely killed for lack of
+    memory. Processes in containers count, too. https://docs.kernel.org/filesystems/proc.html
 
     Args:
-        counters: the file in which the kernel counts.
+        vmstat_file: The kernel's file of counters.
+
+    Returns:
+        The number, or None if it is unknown.
     """
     with suppress(OSError, ValueError):
-        if found := re.search(r"^oom_kill (\d+)$", vmstat_file.read_text(encoding="ascii"), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(r"^oom_kill (\d+)$", vmstat_file.read_text(encoding="ascii"), re.MULTILINE):
+            return int(match[1])
     return None

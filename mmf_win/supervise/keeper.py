@@ -1,16 +1,16 @@
-"""Stands between mmfw and a worker on Linux and macOS, so that nothing of the worker survives.
+"""Process between mmfw and a worker on Linux and macOS that ends all processes of the worker.
 
-Run as a script, ``python -I -S keeper.py STOP_FILE GRACE COMMAND...``. It needs the standard library alone
-and runs nobody else's code, so unlike the worker it cannot hang. Its standard input is a socket whose other
-end only mmfw holds:
+Run as a script: ``python -I -S keeper.py STOP_FILE GRACE COMMAND...``. It uses only the standard library and
+runs no code of others, so that it cannot hang as a worker can. Its stdin is a socket; only mmfw has the other
+end:
 
-- a byte from it: mmfw wants the worker and all its descendants dead, now;
-- its end: mmfw itself is gone, however it died. The stop file asks the worker to save and leave, and after
-  GRACE seconds it is killed.
+- A byte means that mmfw wants the worker and all its descendants to be killed immediately.
+- The end of the stream means that mmfw has died. The stop file asks the worker to save and exit, and it is
+  killed after GRACE seconds.
 
-On Linux the keeper adopts what the worker leaves behind, even in sessions of its own, and ends it; elsewhere
-its process group is all that can be held together. It ends as the worker did: with its exit code, or by its
-signal.
+On Linux the keeper is a subreaper: it adopts orphaned descendants of the worker, even in other sessions, and
+kills them. On other systems it can only kill the process group. It exits like the worker, with its exit code
+or by its signal.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _STDIN = 0
 
 
 def main(stop_file: Path, grace: float, command: list[str]) -> None:
-    """Run ``command``, and end when nothing of it is left."""
+    """Run ``command`` and end when none of its processes is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # They may be sent to every process of a job. Those that mmfw ignores, the worker is to ignore, too.
-        # The others are not ignored here, since the worker would inherit that.
+        # These signals may be sent to every process of a job. A signal that mmfw ignores stays ignored in the
+        # worker. The others get an empty handler, since the worker would inherit SIG_IGN.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # The worker, too, holds what mmfw wants to be held until its end.
+    # The worker inherits the descriptors, such as locks, that must stay open until it exits.
     worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
-    ended, orphaned = Event(), Event()
+    worker_exited, orphaned = Event(), Event()
 
     def watch_parent() -> None:
         if not os.read(_STDIN, 1):
             orphaned.set()
             with suppress(OSError):
                 stop_file.touch()
-            ended.wait(grace)
+            worker_exited.wait(grace)
         worker.kill()
 
     Thread(target=watch_parent, daemon=True).start()
     code = worker.wait()
-    ended.set()
+    worker_exited.set()
     _kill_descendants()
     if orphaned.is_set():
         os.killpg(0, signal.SIGKILL)
@@ -64,7 +64,7 @@ def main(stop_file: Path, grace: float, command: list[str]) -> None:
 
 
 def _kill_descendants() -> None:
-    """End this process's children, and theirs as soon as they are adopted."""
+    """Kill this process's children, and further descendants as soon as they are adopted."""
     while True:
         for pid in _child_pids():
             with suppress(ProcessLookupError, PermissionError):
@@ -76,22 +76,22 @@ def _kill_descendants() -> None:
 
 
 def _child_pids() -> Iterator[int]:
-    """The children of this process; none where there is no /proc."""
-    mine = str(os.getpid()).encode()
+    """Yield the PIDs of this process's children; none if there is no /proc."""
+    own_pid = str(os.getpid()).encode()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            # pid (name) state parent …, where the name may hold anything
+            # pid (name) state parent …; the name may contain any characters
             _, parent, *_ = stat.read_bytes().rpartition(b")")[2].split()
-            if parent == mine:
+            if parent == own_pid:
                 yield int(stat.parent.name)
 
 
 def _exit_like(code: int) -> None:
-    """End with the exit code, or by the signal, that Popen tells of."""
+    """Exit with a return code of Popen: an exit code or, if negative, a signal."""
     if code >= 0:
         sys.exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has left its own, where that is wanted
-    with suppress(OSError):  # SIGKILL has no disposition
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has written its own core dump, if enabled
+    with suppress(OSError):  # SIGKILL cannot have a handler
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 

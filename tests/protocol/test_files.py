@@ -13,7 +13,7 @@ from tests.worlds.event_log import EventLog
 from tests.worlds.flush_recorder import FlushRecorder
 
 
-def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
+def test_reader_yields_each_event_once_and_waits_for_incomplete_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     reader = EventReader(path)
     assert list(reader.poll()) == []
@@ -26,7 +26,7 @@ def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path
     assert [event["update"] for event in reader.poll()] == [1]
 
 
-def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'rubbish\n[1]\n{"no": "kind"}\n{"kind": "note"}\n')
     assert [event["kind"] for event in read_events(path)] == ["note"]
@@ -34,14 +34,14 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [2**63, -(2**63), 10**40])
 @pytest.mark.parametrize("name", ["update", "done"])
-def test_an_event_with_a_step_of_more_than_64_bits_is_skipped(tmp_path: Path, name: str, number: int) -> None:
+def test_event_with_a_step_beyond_64_bits_is_skipped(tmp_path: Path, name: str, number: int) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path, "1").write("train", **{name: number})
     EventLog(path, "1").write("train", **{name: 2**63 - 1})
     assert [event[name] for event in read_events(path)] == [2**63 - 1]
 
 
-def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+def test_event_after_an_incomplete_line_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path, "1").write("train", update=1)
     with path.open("ab") as file:
@@ -52,7 +52,7 @@ def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 4
 
 
-def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> None:
+def test_reader_from_the_end_yields_only_new_events(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path, "1").write("old")
     reader = EventReader(path, from_end=True)
@@ -60,37 +60,37 @@ def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> No
     assert [event["kind"] for event in reader.poll()] == ["new"]
 
 
-def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flush_recorder: FlushRecorder) -> None:
+def test_saving_event_is_flushed_to_the_disk(tmp_path: Path, flush_recorder: FlushRecorder) -> None:
     log = EventLog(tmp_path / "events.jsonl", "1")
     log.write("train", update=2)
     log.write("saving", update=2)
     assert flush_recorder.is_flushed(tmp_path / "events.jsonl")
 
 
-def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
+def test_requests_and_outcomes_are_loaded_without_unknown_fields(tmp_path: Path) -> None:
     request = AttemptRequest(TrainTask(), "mmbt", "mmf", str(tmp_path), {"a": [1]})
     request.save()
     path = request.folder.request_file
     values = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
+    path.write_text(json.dumps({**values, "from a later version": 1}), encoding="utf-8")
     assert AttemptRequest.load(path) == request
     AttemptOutcome("nan", "loss").save(path)
     assert AttemptOutcome.load(path) == AttemptOutcome("nan", "loss")
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_every_kind_of_event_that_is_written_is_documented() -> None:
+def test_every_event_kind_is_documented() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(mmf_win.__file__).parent.rglob("*.py")]
-    written = {
+    written_kinds = {
         kind for text in sources for kind in re.findall(r'\b(?:event|write_event|begin)\(\s*"(\w+)"', text)
     }
-    documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
-    assert "train_started" in written
-    assert written == documented
+    documented_kinds = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
+    assert "train_started" in written_kinds
+    assert written_kinds == documented_kinds
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no size of a file")
-def test_an_event_of_which_a_part_alone_fits_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file size limit")
+def test_partially_written_event_is_an_error(tmp_path: Path) -> None:
     import resource
 
     log = EventLog(tmp_path / "events.jsonl", "1")

@@ -1,4 +1,4 @@
-"""What only Windows can do: refuse a child its place in the job, refuse to let it go, close the console."""
+"""Errors and events of Windows only: a refused job, a refused resume, a closed console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 if sys.platform != "win32":
-    pytest.skip("job objects are a matter of Windows", allow_module_level=True)
+    pytest.skip("only Windows has job objects", allow_module_level=True)
 
 from mmf_win.supervise import _windows
 
@@ -27,7 +27,7 @@ _STATUS_ACCESS_DENIED = 0xC0000022 - (1 << 32)
     ],
     ids=["no job", "no start"],
 )
-def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
+def test_suspended_child_is_killed_after_a_fake_refusal_of_windows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: object, function: str, answer: int
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -46,10 +46,10 @@ def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
 
 
 @pytest.mark.parametrize("event", [2, 5, 6], ids=["window", "user's session", "system"])
-def test_a_closing_console_asks_once_and_waits_for_the_end_of_the_work_fake_event(
+def test_console_close_requests_a_stop_and_waits_with_a_fake_event(
     monkeypatch: pytest.MonkeyPatch, event: int
 ) -> None:
-    """No program can send these events, so the handler is called as Windows calls it: in a thread."""
+    """No program can send these events, so the handler is called like by Windows: in a thread."""
     handlers = []
     monkeypatch.setattr(
         _windows._kernel32, "SetConsoleCtrlHandler", lambda handler, _add: handlers.append(handler)
@@ -66,8 +66,8 @@ def test_a_closing_console_asks_once_and_waits_for_the_end_of_the_work_fake_even
     assert (presses, answers) == ([event], [True])
 
 
-def test_ctrl_c_is_left_to_python() -> None:
-    """The real handler stands in the console's list, and a real one is called without harm."""
+def test_ctrl_c_is_not_handled_as_console_close() -> None:
+    """The real handler is registered, and ignores Ctrl+C."""
     handlers = []
     real = _windows._ConsoleHandler
     with pytest.MonkeyPatch.context() as patch:
