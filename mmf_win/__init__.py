@@ -13,7 +13,7 @@ __all__ = ["Predictor", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "Predictor":  # which takes a moment to import
+    if name != "Predictor":  # imported on first use, since that is slow
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mmf_win.predictor import Predictor
 

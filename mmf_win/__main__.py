@@ -1,4 +1,4 @@
-"""``python -m mmf_win`` is the same as ``mmfw``."""
+"""Entry point of ``python -m mmf_win``, which equals ``mmfw``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line: finds the command, runs it, and turns an error into what the user reads."""
+"""Command line: finds the command, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from mmf_win.scrub import redact_urls
 from mmf_win.signals import STOP_SIGNALS, StopRequests
 from mmf_win.version import __version__
 
-_STOP_FILE_POLL_SECONDS = 0.2  # seconds
-# What the stop file does, also where whoever started this process had signals ignored: nobody sends this one.
+_STOP_FILE_POLL_SECONDS = 0.2
+# Raised for the stop file; nothing else sends it, so the stop file works even if other signals are ignored.
 _STOP_FILE_SIGNAL = getattr(signal, "SIGUSR2", signal.SIGINT)
 
-# name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
+# Command → its line in the overview; the command itself is `command` in mmf_win.commands.<name>.
 COMMANDS = {
     "setup": "Install MMF and verify it.",
     "doctor": "Show versions and paths, and how to install what is missing.",
@@ -54,9 +54,9 @@ REPLACED_COMMANDS = {"profile": "mmfw train --profile N", "bug-report": "mmfw do
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported only when they are run, so that ``--help`` answers at once."""
+    """Group that imports a command only when it runs, so that ``--help`` is fast."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -69,11 +69,11 @@ class _LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        named = [CompletionItem(name, help=line) for name, line in COMMANDS.items()]
-        found = [item for item in named if item.value.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        items = [CompletionItem(name, help=line) for name, line in COMMANDS.items()]
+        matches = [item for item in items if item.value.startswith(incomplete)]
+        return matches + click.Command.shell_complete(self, ctx, incomplete)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -85,12 +85,12 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) 
     from mmf_win.upstream.install import find_mmf
 
     try:
-        mmf = find_mmf().version
+        mmf_version = find_mmf().version
     except MmfwError:
-        mmf = "not installed"
-    shown = [f"{name} {installed_version(name) or 'not installed'}" for name in ("torch", "transformers")]
+        mmf_version = "not installed"
+    versions = [f"{name} {installed_version(name) or 'not installed'}" for name in ("torch", "transformers")]
     click.echo(f"mmfw {__version__}")
-    click.echo(f"Python {sys.version.split()[0]}, MMF {mmf}, {', '.join(shown)}")
+    click.echo(f"Python {sys.version.split()[0]}, MMF {mmf_version}, {', '.join(versions)}")
     ctx.exit()
 
 
@@ -105,7 +105,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) 
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show the versions of mmfw and of what it runs, and exit.",
+    help="Show the versions of mmfw, Python, MMF, torch and transformers, and exit.",
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -114,28 +114,30 @@ def cli(ctx: click.Context) -> None:
 
 
 def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -> int:
-    """Run the command line and return the exit code (see :mod:`mmf_win.errors`).
+    """Run the command line.
 
     Args:
-        arguments: its words, or what makes them; by default those of this process.
+        arguments: Command-line arguments, or a function that returns them; by default, those of the process.
+
+    Returns:
+        The exit code (see :mod:`mmf_win.errors`).
     """
     for stream in (sys.stdout, sys.stderr):
-        # A Windows pipe may not know a user's letters; losing a letter is better than losing the message.
+        # The encoding of a Windows pipe may lack some characters; escaping them is better than failing.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    words: Sequence[str] = ()
+    argv: Sequence[str] = ()
 
     def print_error(error: MmfwError) -> int:
-        return _print_error(
-            error, as_json="--json" in words
-        )  # of a mistake, click tells no more than the words
+        # After a usage error there is no parsed option, so look for --json in the arguments.
+        return _print_error(error, as_json="--json" in argv)
 
     try:
         with _signals_as_interrupts():
-            words = arguments() if callable(arguments) else sys.argv[1:] if arguments is None else arguments
+            argv = arguments() if callable(arguments) else sys.argv[1:] if arguments is None else arguments
             if stop_file := os.environ.get("MMFW_STOP_FILE"):
                 _interrupt_on_stop_file(Path(stop_file))
-            result = cli.main(args=words, prog_name="mmfw", standalone_mode=False, obj=words)
+            result = cli.main(args=argv, prog_name="mmfw", standalone_mode=False, obj=argv)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
         return print_error(error)
@@ -143,54 +145,52 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
         return print_error(_usage_error(error))
     except (KeyboardInterrupt, click.Abort):
         return print_error(StoppedByUserError("interrupted"))
-    except SystemExit as end:
-        *_, (frame, _) = traceback.walk_tb(end.__traceback__)
-        # click itself leaves when the reader of our output has seen enough.
-        if not end.code or frame.f_globals["__name__"] == "click.core":
+    except SystemExit as exit_:
+        *_, (frame, _) = traceback.walk_tb(exit_.__traceback__)
+        # click itself exits when the reader of a pipe has closed it.
+        if not exit_.code or frame.f_globals["__name__"] == "click.core":
             return 0
-        return print_error(MmfwError(f"a library ended mmfw by sys.exit({end.code!r})"))
+        return print_error(MmfwError(f"a library called sys.exit({exit_.code!r})"))
     except (OSError, MemoryError) as error:
         return print_error(to_mmfw_error(error))
     except Exception as error:
         print_status(redact_urls(traceback.format_exc()))
-        zipped = "a zip of `mmfw doctor --report FILE.zip`"
-        hint = f"please report it with the lines above, the command and {zipped}"
-        return print_error(
-            MmfwError(f"a bug in mmfw {__version__}: {type(error).__name__}: {error}", hint=hint)
-        )
+        hint = "report it with the lines above, the command and the file of `mmfw doctor --report FILE.zip`"
+        message = f"bug in mmfw {__version__}: {type(error).__name__}: {error}"
+        return print_error(MmfwError(message, hint=hint))
 
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Let every stop signal clean up as Ctrl+C does; what nohup ignores stays ignored.
+    """Handle every stop signal like Ctrl+C while the block runs; ignored signals (nohup) stay ignored.
 
-    A second Ctrl+C ends the process at once, whatever the cleaning up waits for.
+    A second Ctrl+C ends the process immediately, even if cleanup is blocked.
     """
     requests = StopRequests()
 
-    def interrupt(number: int, _frame: FrameType | None) -> None:
+    def interrupt(signum: int, _frame: FrameType | None) -> None:
         is_first = not requests.count
-        requests.add(number)
+        requests.add(signum)
         if requests.count > 1:
             os._exit(StoppedByUserError.exit_code)
         if is_first:
             raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    taken = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
-    if "MMFW_STOP_FILE" in os.environ and _STOP_FILE_SIGNAL not in taken:
-        taken.append(_STOP_FILE_SIGNAL)
-    for number in taken:
-        signal.signal(number, interrupt)
+    previous = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    handled = [n for n, h in previous.items() if h in (signal.SIG_DFL, signal.default_int_handler)]
+    if "MMFW_STOP_FILE" in os.environ and _STOP_FILE_SIGNAL not in handled:
+        handled.append(_STOP_FILE_SIGNAL)
+    for signum in handled:
+        signal.signal(signum, interrupt)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, before[number])
+        for signum in handled:
+            signal.signal(signum, previous[signum])
 
 
 def _interrupt_on_stop_file(stop_file: Path) -> None:
-    """Act as after Ctrl+C as soon as the file exists: how a program asks for an end where signals cannot."""
+    """Act as on Ctrl+C as soon as the file exists; for callers that cannot send signals."""
     from threading import Thread, main_thread
 
     def watch() -> None:
@@ -198,7 +198,7 @@ def _interrupt_on_stop_file(stop_file: Path) -> None:
             time.sleep(_STOP_FILE_POLL_SECONDS)
         if sys.platform == "win32":
             signal.raise_signal(_STOP_FILE_SIGNAL)
-        else:  # a thread's own signal would not wake the main one
+        else:  # raising the signal in this thread would not wake the main thread
             signal.pthread_kill(main_thread().ident or 0, _STOP_FILE_SIGNAL)
 
     Thread(target=watch, daemon=True).start()
@@ -206,42 +206,42 @@ def _interrupt_on_stop_file(stop_file: Path) -> None:
 
 def _print_error(error: MmfwError, *, as_json: bool) -> int:
     message, hint = redact_urls(str(error)), redact_urls(error.hint or "")
-    stopped = isinstance(error, StoppedByUserError)  # which is what the user asked for
+    stopped = isinstance(error, StoppedByUserError)  # requested by the user, so not shown as an error
     if message:
         print_status(message, label="" if stopped else "error:", ansi_code=31)
     if hint:
         print_status(hint, label="" if stopped else "hint:", ansi_code=36)
     if as_json:
-        told = {"code": error.exit_code, "message": message, "hint": hint or None}
-        with suppress(OSError):  # its reader may have seen enough
-            print_json({"error": told}, on_one_line=True)
+        details = {"code": error.exit_code, "message": message, "hint": hint or None}
+        with suppress(OSError):  # the reader of the pipe may have closed it
+            print_json({"error": details}, on_one_line=True)
     return error.exit_code
 
 
 def _usage_error(error: click.ClickException) -> MmfwError:
-    """What click says of a mistake, in the form of ours."""
+    """Return a click error as an error of mmfw."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "mmfw"
-    hint = f"`{path} --help` shows what it takes" if ctx else None
+    hint = f"run `{path} --help`" if ctx else None
     message = error.format_message().rstrip(".").replace("a valid integer range", "a whole number")
     unknown = re.match("No such command '(.*?)'", message)
     if unknown and ctx is not None and isinstance(ctx.command, click.Group):
         message = unknown[0]
-        if near := get_close_matches(unknown[1], ctx.command.list_commands(ctx), n=1):
-            hint = f"did you mean {path} {near[0]}?"
+        if similar := get_close_matches(unknown[1], ctx.command.list_commands(ctx), n=1):
+            hint = f"did you mean {path} {similar[0]}?"
         elif "run" in ctx.command.commands:
             from mmf_win.runs import presets
 
             if unknown[1] in presets.names() or Path(unknown[1]).exists():
                 hint = f"did you mean {path} run {unknown[1]}?"
             else:
-                hint = f"it has {', '.join(ctx.command.commands)}; {hint}"
+                hint = f"choose one of {', '.join(ctx.command.commands)}, or {hint}"
         elif ctx.command.invoke_without_command:
-            hint = f"`{path}` alone shows the list; {hint}"
+            hint = f"run `{path}` for the list, or `{path} --help`"
     if isinstance(error, click.NoSuchOption):
         message = f"{path} has no option {error.option_name}"
         if path == "mmfw":
-            hint = f"options follow the command: mmfw COMMAND {error.option_name} ..."
+            hint = f"put options after the command: `mmfw COMMAND {error.option_name} ...`"
         elif error.possibilities:
             hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
     return UsageError(message[:1].lower() + message[1:], hint=hint)

@@ -1,4 +1,4 @@
-"""What the user sees: notes, progress, tables, sizes and times. Everything but results goes to stderr."""
+"""Console output: messages, progress, tables, sizes and times. Only results go to stdout."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CMD_METACHARACTERS = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
-#: Letters that a column of text keeps on a narrow terminal.
+#: Minimum width of a text column on a narrow terminal, in characters.
 _MIN_COLUMN_WIDTH = 7
 
 
 class Timestamp(float):
-    """A time in seconds since the epoch."""
+    """Time in seconds since the epoch."""
 
 
 class _Stderr:
-    """stderr, for as long as there is one: work goes on when the terminal or the pipe is gone.
+    """stderr that ignores write errors, so that work continues when the terminal or pipe is gone.
 
-    On Windows it may be None from the start, as in a program without a console.
+    On Windows, ``sys.stderr`` is None in a program without a console.
     """
 
     def write(self, text: str) -> int:
@@ -57,71 +57,69 @@ class _Stderr:
         return sys.stderr is not None and sys.stderr.isatty()
 
     def __getattr__(self, name: str) -> Any:
-        """Its encoding and descriptor, from which tqdm learns how to draw a bar and how wide."""
+        """Return attributes such as ``encoding`` and ``fileno``, which tqdm uses to draw a bar."""
         return getattr(sys.stderr, name)
 
 
 _stderr = _Stderr()
-#: The bars on the terminal, which a line of text must not tear.
+#: The progress bars on the terminal; a line of text must be printed through one of them.
 _bars: list[tqdm[Any]] = []
 _progress_hidden = ContextVar("_progress_hidden", default=False)
 
 
 def escape_controls(text: object) -> str:
-    """What somebody else may have written, without what would steer a terminal or turn a text around.
-
-    Control characters other than ends of lines, and those of writing from right to left, are escaped.
-    """
+    """Escape control and bidirectional characters in untrusted text, except line ends."""
     lines = str(text).replace("\r\n", "\n")
-    return _CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)  # as JSON may have it
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines)  # JSON's notation
 
 
 def print_status(text: str = "", *, label: str = "", ansi_code: int = 0) -> None:
-    """Tell the user something; results that a script may want go to stdout by :func:`print_result` instead.
+    """Print a message to stderr; results that a script may read go to stdout by :func:`print_result`.
 
     Args:
-        text: may hold names from elsewhere: what would steer the terminal is escaped.
-        label: stands before it, in the ANSI colour ``code``.
+        text: The message; control characters in it are escaped.
+        label: Text before the message, such as ``error:``.
+        ansi_code: ANSI colour of the label.
     """
-    shown = escape_controls(text)
+    line = escape_controls(text)
     if label:
-        shown = f"{colour_text(label, ansi_code)} {shown}".rstrip(" ")
+        line = f"{colour_text(label, ansi_code)} {line}".rstrip(" ")
     if _bars:
-        _bars[-1].write(shown, file=_stderr)
+        _bars[-1].write(line, file=_stderr)
     else:
-        print(shown, file=_stderr, flush=True)
+        print(line, file=_stderr, flush=True)
 
 
 def _is_terminal() -> bool:
-    """Whether stdout is one; it is None where a shell has closed it, and in a program without a console."""
+    """Return whether stdout is a terminal; ``sys.stdout`` is None if it is closed or there is no console."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def print_result(text: object) -> None:
-    """A line on stdout: for a script as it is, on a terminal without what would steer it."""
+    """Print a line to stdout; on a terminal, control characters are escaped."""
     print(escape_controls(text) if _is_terminal() else text, flush=True)
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
-    """A table on stdout, for scripts."""
-    table = StringIO()
-    writer = csv.DictWriter(table, columns, delimiter=delimiter, lineterminator="\n")
+    """Print a table to stdout as CSV."""
+    output = StringIO()
+    writer = csv.DictWriter(output, columns, delimiter=delimiter, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    print_result(table.getvalue().removesuffix("\n"))
+    print_result(output.getvalue().removesuffix("\n"))
 
 
 class _StatusHandler(logging.Handler):
-    """Shows what the library logs: information as it is, warnings as notes."""
+    """Log handler that prints records to stderr, warnings with a label."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        kind = "note: " if record.levelno >= logging.WARNING else ""
-        print_status(kind + record.getMessage())
+        label = "warning: " if record.levelno >= logging.WARNING else ""
+        print_status(label + record.getMessage())
 
 
 @contextmanager
 def show_log_messages() -> Iterator[None]:
-    """Show on stderr what mmfw logs, as long as the context lasts."""
+    """Show log messages of mmfw on stderr while the block runs."""
     logger, handler = logging.getLogger("mmf_win"), _StatusHandler()
     level = logger.level
     logger.addHandler(handler)
@@ -134,8 +132,8 @@ def show_log_messages() -> Iterator[None]:
 
 
 def format_command(*arguments: object) -> str:
-    """A command line that can be pasted into a shell of this system."""
-    texts = [str(word) for word in arguments]
+    """Return a command line that can be pasted into a shell of this system."""
+    texts = [str(argument) for argument in arguments]
     if os.name != "nt":
         return shlex.join(texts)
     return " ".join(map(_quote_for_cmd, texts))
@@ -144,12 +142,12 @@ def format_command(*arguments: object) -> str:
 def _quote_for_cmd(argument: str) -> str:
     if not _CMD_METACHARACTERS.search(argument):
         return subprocess.list2cmdline([argument])
-    # It quotes for the sake of the space alone.
+    # list2cmdline quotes only arguments with a space, so add one and remove it again.
     return '"' + subprocess.list2cmdline([f" {argument}"]).removeprefix('" ')
 
 
 def colour_text(text: str, ansi_code: int) -> str:
-    """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
+    """Return ``text`` in an ANSI colour if stderr is a terminal and NO_COLOR is not set."""
     text = escape_controls(text)
     if os.environ.get("NO_COLOR") or not _stderr.isatty():
         return text
@@ -157,9 +155,10 @@ def colour_text(text: str, ansi_code: int) -> str:
 
 
 def print_json(value: object, *, on_one_line: bool = False) -> None:
-    """One JSON value on stdout, paths as text, each :class:`Timestamp` as :func:`format_utc_time` writes it.
+    """Print a JSON value to stdout.
 
-    ASCII only: a Windows pipe may not speak UTF-8.
+    Paths become text, and :func:`format_utc_time` formats each :class:`Timestamp`. The output is ASCII, since
+    a Windows pipe may not accept UTF-8.
     """
     print(
         json.dumps(_format_timestamps(value), indent=None if on_one_line else 2, default=os.fspath),
@@ -180,7 +179,7 @@ def _format_timestamps(value: Any) -> Any:
 
 
 def print_settings(settings: dict[str, Any], as_json: bool) -> None:
-    """A tree of settings on stdout, as JSON or as YAML, in ASCII as well."""
+    """Print a settings tree to stdout as JSON or YAML, in ASCII."""
     from yaml import safe_dump
 
     print(
@@ -190,7 +189,7 @@ def print_settings(settings: dict[str, Any], as_json: bool) -> None:
 
 
 def format_size(byte_count: float) -> str:
-    """A number of bytes for people, in powers of 1024: ``3.4 GiB``."""
+    """Return a number of bytes in powers of 1024 for people: ``3.4 GiB``."""
     for unit, digits in {"B": 0, "KiB": 1, "MiB": 1, "GiB": 1}.items():
         if abs(round(byte_count, digits)) < 1024:
             return f"{byte_count:.{digits}f} {unit}"
@@ -199,36 +198,36 @@ def format_size(byte_count: float) -> str:
 
 
 def summarize_list(names: Sequence[str], max_shown: int = 3) -> str:
-    """The first of some names, for people: ``a, b, c …``."""
+    """Return the first names, for people: ``a, b, c …``."""
     return ", ".join(names[:max_shown]) + (" …" if len(names) > max_shown else "")
 
 
 def summarize_lines(lines: Sequence[str], max_shown: int = 10) -> list[str]:
-    """The first of some lines, and how many more there are."""
-    rest = len(lines) - max_shown
-    return [*lines[:max_shown], *([f"and {rest} more"] if rest > 0 else [])]
+    """Return the first lines, followed by the number of omitted ones."""
+    hidden = len(lines) - max_shown
+    return [*lines[:max_shown], *([f"and {hidden} more"] if hidden > 0 else [])]
 
 
 def suggestion_hint(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """``did you mean NAME? ``, to be followed by more; empty where no known name is near."""
-    near = get_close_matches(word.casefold(), list(candidates), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]}? " if near else ""
+    """Return ``did you mean NAME? `` for the most similar candidate, or an empty string."""
+    matches = get_close_matches(word.casefold(), list(candidates), n=1, cutoff=cutoff)
+    return f"did you mean {matches[0]}? " if matches else ""
 
 
 def format_utc_time(seconds: float | None) -> str | None:
-    """A time since the epoch for scripts, by ISO 8601 in UTC: ``2026-01-31T12:00:00+00:00``."""
+    """Return a time since the epoch in ISO 8601, in UTC: ``2026-01-31T12:00:00+00:00``."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def format_local_time(seconds: float | None) -> str:
-    """A time since the epoch for people, by the local clock; ``-`` where it is not known."""
+    """Return a time since the epoch as local time for people, or ``-`` if it is unknown."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def format_duration(seconds: float) -> str:
-    """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return a duration for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = {"h": hours, "min": minutes, "s": 0 if hours else rest}
@@ -238,33 +237,42 @@ def format_duration(seconds: float) -> str:
 def format_table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()
 ) -> str:
-    """Columns aligned by spaces; numbers to the right, ``None`` as ``-``.
+    """Format a table with columns aligned by spaces.
 
-    On a terminal that is too narrow, ``optional`` columns are left out, the first of them first; then texts
-    continue on the next line, but for the first column, whose names may be copied.
+    Numbers are right-aligned, and ``None`` is shown as ``-``. If the terminal is too narrow, optional columns
+    are dropped first; then long texts are wrapped, except in the first column, whose names may be copied.
+
+    Args:
+        header: Column titles.
+        rows: Cell values.
+        optional: Titles of the columns that may be dropped, in this order.
+
+    Returns:
+        The lines of the table, without a line end after the last one.
     """
     cells = [
         [_format_cell(name) for name in header],
         *([_format_cell(value) for value in row] for row in rows),
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if _is_terminal() else sum(widths)
-    if sum(widths) > room and optional:
+    max_width = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if _is_terminal() else sum(widths)
+    if sum(widths) > max_width and optional:
         kept = [i for i, name in enumerate(header) if name != optional[0]]
-        fewer = [[row[i] for i in kept] for row in rows]
-        return format_table([header[i] for i in kept], fewer, optional=optional[1:])
-    right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    least = [
-        max(len(row[i]) for row in cells[1:]) if right[i] else _MIN_COLUMN_WIDTH for i in range(len(header))
+        kept_rows = [[row[i] for i in kept] for row in rows]
+        return format_table([header[i] for i in kept], kept_rows, optional=optional[1:])
+    is_numeric = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+    min_widths = [
+        max(len(row[i]) for row in cells[1:]) if is_numeric[i] else _MIN_COLUMN_WIDTH
+        for i in range(len(header))
     ]
-    least[0] = widths[0]
-    while sum(widths) > room and (foldable := [i for i, width in enumerate(widths) if width > least[i]]):
+    min_widths[0] = widths[0]
+    while sum(widths) > max_width and (foldable := [i for i, w in enumerate(widths) if w > min_widths[i]]):
         widths[max(foldable, key=lambda i: widths[i])] -= 1
     lines = []
     for row in cells:
         folded = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]
         for parts in zip_longest(*folded, fillvalue=""):
-            columns = zip(parts, widths, right, strict=True)
+            columns = zip(parts, widths, is_numeric, strict=True)
             lines.append("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip())
     return "\n".join(lines)
 
@@ -277,7 +285,7 @@ def _format_cell(value: object) -> str:
 
 @contextmanager
 def hide_progress() -> Iterator[None]:
-    """Show no progress of what this thread does meanwhile, for a library that prints nothing."""
+    """Hide progress of this thread while the block runs; for a library, which prints nothing."""
     token = _progress_hidden.set(True)
     try:
         yield
@@ -286,10 +294,14 @@ def hide_progress() -> Iterator[None]:
 
 
 class Progress:
-    """One bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
+    """Progress bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
 
-    Of the ``total``, None where it is not known, ``initial`` was done before. ``B`` is shown in powers of
-    1024. With ``leave``, a finished bar stays on the terminal.
+    Args:
+        title: Text before the bar.
+        total: Amount of work in ``unit``, or None if it is unknown.
+        unit: Unit of the work; ``B`` is shown in powers of 1024.
+        initial: Amount that was done before.
+        leave: Keep the finished bar on the terminal.
     """
 
     _PLAIN_INTERVAL_SECONDS = 10.0
@@ -323,7 +335,7 @@ class Progress:
             self._bar.close()
 
     def advance(self, amount: int) -> None:
-        """``amount`` more is done."""
+        """Add ``amount`` to the finished work."""
         self.done += amount
         if self._bar is not None:
             self._bar.update(amount)
@@ -331,11 +343,11 @@ class Progress:
             from tqdm import tqdm
 
             self._next_line = now + self._PLAIN_INTERVAL_SECONDS
-            figures = {**self._scale, "prefix": self._title, "postfix": self._note}
-            print_status(tqdm.format_meter(self.done, elapsed=now - self._start, ncols=0, **figures))
+            options = {**self._scale, "prefix": self._title, "postfix": self._note}
+            print_status(tqdm.format_meter(self.done, elapsed=now - self._start, ncols=0, **options))
 
     def annotate(self, note: str) -> None:
-        """Show ``note`` beside the figures from now on."""
+        """Show ``note`` next to the numbers from now on."""
         self._note = note
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)

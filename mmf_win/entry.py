@@ -1,6 +1,6 @@
-"""``python -m mmf_win.entry preset=mmbt_grid seed=1`` is ``mmfw train``, as queues start a program.
+"""Entry point for job queues: ``python -m mmf_win.entry preset=mmbt_grid seed=1`` is ``mmfw train``.
 
-They hand on named arguments alone, and many start a file; this one can be started so, too.
+Queues pass only named arguments, and many of them start a file; this file can be started directly, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-if not __package__:  # as a file: the modules beside it must not stand in for others of their names
+if not __package__:  # started as a file: the modules next to it must not shadow others with their names
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from mmf_win.cli import main
@@ -23,48 +23,55 @@ from mmf_win.tracking import clearml_datasets
 
 
 def mmfw_arguments(arguments: Sequence[str]) -> list[str]:
-    """What ``mmfw`` is called with; without arguments, those of the task that an agent of ClearML's runs.
+    """Convert ``NAME=VALUE`` arguments to those of ``mmfw``.
+
+    Args:
+        arguments: The arguments; if there are none, those of the ClearML task that an agent runs.
+
+    Returns:
+        The arguments of ``mmfw``, beginning with ``train``.
 
     Raises:
-        UsageError: an argument has no name, or one that is unknown.
-        MmfError: ClearML cannot be asked.
+        UsageError: An argument has no name or an unknown one.
+        MmfEnvironmentError: The ClearML server cannot be reached.
     """
-    task = os.environ.pop("CLEARML_TASK_ID", "")  # where it is, importing clearml takes over click's parsing
+    task_id = os.environ.pop("CLEARML_TASK_ID", "")  # if it is set, importing clearml patches click's parser
     try:
-        return _parse_arguments(arguments, task)
+        return _parse_arguments(arguments, task_id)
     finally:
-        os.environ.update({"CLEARML_TASK_ID": task} if task else {})
+        os.environ.update({"CLEARML_TASK_ID": task_id} if task_id else {})
 
 
 def _parse_arguments(arguments: Sequence[str], task_id: str) -> list[str]:
-    known = [option for option in command.params if isinstance(option, click.Option)]
-    options = {opt[2:].replace("-", "_"): option for option in known for opt in option.opts}
-    own, said = {"preset": "", "dataset_id": ""}, list[str]()
+    click_options = [option for option in command.params if isinstance(option, click.Option)]
+    options = {opt[2:].replace("-", "_"): option for option in click_options for opt in option.opts}
+    special, result = {"preset": "", "dataset_id": ""}, list[str]()
     for argument in arguments or (_clearml_task_arguments(task_id) if task_id else ()):
         key, equals, value = argument.lstrip("-").partition("=")
         name = key.replace("-", "_")
         if equals and "." in key:
-            said.append(f"{key}={value}")
-        elif equals and name in own:
-            own[name] = value
+            result.append(f"{key}={value}")
+        elif equals and name in special:
+            special[name] = value
         elif equals and name in options:
             option = options[name]
             flags = {"true": option.opts, "false": option.secondary_opts} if option.is_flag else {}
-            each = value.split(",") if option.multiple else [value]
-            said += flags.get(value.lower(), [f"{option.opts[0]}={one}" for one in each])
+            values = value.split(",") if option.multiple else [value]
+            result += flags.get(value.lower(), [f"{option.opts[0]}={one}" for one in values])
         else:
-            near = get_close_matches(name, [*options, *own], n=1)
-            hint = f"did you mean {near[0]}=…?" if near else "for example preset=mmbt_grid seed=1"
-            raise UsageError(f"{argument}: not a NAME=VALUE of a training", hint=hint)
-    if own["dataset_id"]:
-        said.append(f"--data-dir={clearml_datasets.download_dataset(own['dataset_id'])}")
-    return ["train", *filter(None, [own["preset"]]), *said]
+            matches = get_close_matches(name, [*options, *special], n=1)
+            hint = f"did you mean {matches[0]}=…?" if matches else "for example preset=mmbt_grid seed=1"
+            raise UsageError(f"{argument}: not a NAME=VALUE argument", hint=hint)
+    if special["dataset_id"]:
+        result.append(f"--data-dir={clearml_datasets.download_dataset(special['dataset_id'])}")
+    return ["train", *filter(None, [special["preset"]]), *result]
 
 
 def _clearml_task_arguments(task_id: str) -> list[str]:
-    with clearml_datasets.open_connection() as to:
-        given = to.call_api("tasks.get_by_id", task=task_id)["task"].get("hyperparams", {}).get("Args", {})
-    return [f"{name}={parameter['value']}" for name, parameter in given.items()]
+    with clearml_datasets.open_connection() as connection:
+        task = connection.call_api("tasks.get_by_id", task=task_id)["task"]
+    parameters = task.get("hyperparams", {}).get("Args", {})
+    return [f"{name}={parameter['value']}" for name, parameter in parameters.items()]
 
 
 if __name__ == "__main__":

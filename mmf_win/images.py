@@ -1,6 +1,6 @@
-"""The one way in which pictures become pixels: in training, prediction, pages and exported models.
+"""Image decoding, shared by training, prediction, reports and exported models.
 
-`mmfw export` copies the functions into the ``run.py`` of a model, so they use nothing else of this module.
+`mmfw export` copies these functions into the ``run.py`` of a model, so they use nothing else of this module.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
 
 def open_image(path: Path, *, orient: bool = True) -> Image.Image:
-    """Return the picture of a file in RGB, as :func:`to_rgb` makes it.
+    """Return the image in a file in RGB, converted by :func:`to_rgb`.
 
     Raises:
-        Exception: Pillow's, of any class, if the file cannot be read as a picture.
+        Exception: The file cannot be decoded; Pillow raises errors of any class.
     """
     from PIL import Image, PngImagePlugin
 
-    # Text of more than 1 MiB, such as a workflow of an image generator, is no reason to refuse a picture.
+    # Accept text chunks of more than 1 MiB, such as the workflow of an image generator.
     PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
     with Image.open(path) as image:
         return to_rgb(image, orient=orient)
 
 
 def to_rgb(image: Image.Image, *, orient: bool = True) -> Image.Image:
-    """Return a picture of Pillow in RGB.
+    """Convert a Pillow image to RGB.
 
-    Values of 16 bits lose their lower 8 as those of RGB and of grey with alpha do in Pillow, which by itself
-    would clip grey ones at 255.
+    Values of 16 bits lose their lower 8 bits, as Pillow does for RGB and grey with alpha; it would clip grey
+    values at 255.
 
     Args:
-        image: the picture, which may not be loaded yet.
-        orient: turn the picture as its EXIF says (tag 0x0112, EXIF 2.32, section 4.6.4 A).
+        image: The image, which need not be loaded.
+        orient: Apply the EXIF orientation (tag 0x0112, EXIF 2.32, section 4.6.4 A).
 
     Returns:
-        The picture; if it was turned, ``info["orientation"]`` is the number in its EXIF, from 2 to 8.
+        The RGB image; if it was transposed, ``info["orientation"]`` is its EXIF orientation (2 to 8).
     """
     from contextlib import suppress
 
@@ -50,7 +50,7 @@ def to_rgb(image: Image.Image, *, orient: bool = True) -> Image.Image:
         rgb = image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     else:
         rgb = image.convert("RGB")
-    with suppress(Exception):  # EXIF that cannot be read says nothing
+    with suppress(Exception):  # ignore EXIF data that cannot be read
         orientation = image.getexif().get(0x0112, 1)
         if orient and orientation in range(2, 9):
             rgb = rgb.transpose(turns[orientation - 2])

@@ -1,4 +1,4 @@
-"""A lock that the system frees when its holder dies, however that happens."""
+"""File locks, which the system releases when their process dies."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if sys.platform == "win32":
     _kernel32.LockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4, wintypes.LPVOID]
     _kernel32.UnlockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 3, wintypes.LPVOID]
     _FAIL_IMMEDIATELY, _EXCLUSIVE_LOCK = 1, 2
-    _Overlapped = ctypes.c_size_t * 5  # Windows' OVERLAPPED for the file's beginning: nothing but zeros
+    _Overlapped = ctypes.c_size_t * 5  # the structure OVERLAPPED; all zeros refer to the start of the file
     _IN_USE_CODES = {33, 997}
-    _UNSUPPORTED_CODES = {1, 50}  # of a network drive: no such function, not supported
+    _UNSUPPORTED_CODES = {1, 50}  # from network drives: ERROR_INVALID_FUNCTION, ERROR_NOT_SUPPORTED
 else:
     import fcntl
 
     _UNSUPPORTED_CODES = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _POLL_SECONDS = 0.05
-_PROBE_GRACE_SECONDS = 1.0  # seconds
+_PROBE_GRACE_SECONDS = 1.0
 
 
 @contextmanager
@@ -43,37 +43,40 @@ def file_lock(
     shared: bool = False,
     in_use_error: Exception | None = None,
 ) -> Iterator[int]:
-    """Hold the lock that is the file ``path``, which is made and stays.
+    """Hold a lock on the file ``path`` while the block runs.
 
-    The block gets the file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
+    The file is created and never removed. On Linux and macOS, a process that inherits the file descriptor
+    holds the lock, too.
 
     Args:
-        patience: seconds to try for; infinity waits for as long as it takes.
-        on_wait: called once, when another process holds it and there is patience left.
-        shared: take a share of it: any number may have one while nobody holds the lock itself. Without a
-            file, and where none can be made, the block gets -1, and nobody is kept away.
-        refused: what to raise when another process holds it.
+        path: The lock file.
+        timeout: Seconds to wait for the lock; may be infinity.
+        on_wait: Called once if another process holds the lock and ``timeout`` is not over.
+        shared: Take a shared lock: any number of processes may hold it while none holds the exclusive one. If
+            the file neither exists nor can be created, nothing is locked.
+        in_use_error: The error to raise if another process holds the lock.
+
+    Yields:
+        The descriptor of the lock file, or -1 if nothing is locked.
 
     Raises:
-        BlockingIOError: another process holds it, and there is no ``refused``.
-        OSError: the file cannot be opened or locked; ``ENOLCK``: its file system has no locks.
+        BlockingIOError: Another process holds the lock, and ``in_use_error`` is None.
+        OSError: The file cannot be opened or locked (``ENOLCK``: the file system has no locks).
     """
     deadline = time.monotonic() + timeout
-    waiting = False
+    has_waited = False
     file = _open_lock_file(path, shared=shared)
     if file is None:
         yield -1
         return
     with file:
         while not _try_acquire(path, file.fileno(), shared=shared):
-            # Somebody who asks whether it is held has a share of it, but only for a moment.
-            late = time.monotonic() - deadline
-            if late >= _PROBE_GRACE_SECONDS or (late >= 0 and is_locked(path)):
-                raise in_use_error or BlockingIOError(
-                    errno.EAGAIN, "another process holds this lock", str(path)
-                )
-            if not waiting and time.monotonic() < deadline:
-                waiting = True
+            # is_locked() in another process holds a shared lock, but only for a moment.
+            overdue = time.monotonic() - deadline
+            if overdue >= _PROBE_GRACE_SECONDS or (overdue >= 0 and is_locked(path)):
+                raise in_use_error or BlockingIOError(errno.EAGAIN, "locked by another process", str(path))
+            if not has_waited and time.monotonic() < deadline:
+                has_waited = True
                 on_wait()
             time.sleep(_POLL_SECONDS)
         try:
@@ -83,9 +86,9 @@ def file_lock(
 
 
 def _open_lock_file(path: Path, *, shared: bool) -> BinaryIO | None:
-    """Open a lock's file, which is made; None where there is none to share, and none can be made."""
+    """Open or create a lock file; return None for a shared lock whose file cannot be created."""
     try:
-        # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
+        # NFS needs a readable descriptor for a shared lock and a writable one for an exclusive lock.
         return path.open("a+b")
     except OSError as error:
         if not shared or error.errno not in PERMISSION_ERRNOS | {errno.ENOENT}:
@@ -96,9 +99,15 @@ def _open_lock_file(path: Path, *, shared: bool) -> BinaryIO | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock at this moment. Any number may ask at once.
+    """Return whether a process holds the lock at this moment.
 
-    Raises OSError where the file cannot be read; ``ENOLCK``: its file system has no locks.
+    Any number of processes may ask at once.
+
+    Returns:
+        True if the lock is held; False also if the file does not exist.
+
+    Raises:
+        OSError: The file cannot be read or locked (``ENOLCK``: the file system has no locks).
     """
     try:
         with path.open("rb") as file:
@@ -111,28 +120,27 @@ def is_locked(path: Path) -> bool:
 
 
 def _try_acquire(path: Path, descriptor: int, *, shared: bool = False) -> bool:
-    """Take the lock, or a share of it, which others may have too; False where that is refused."""
-    none = OSError(errno.ENOLCK, "this file system has no locks", str(path))
+    """Acquire an exclusive or shared lock without waiting; return False if another process holds it."""
+    unsupported = OSError(errno.ENOLCK, "the file system does not support locks", str(path))
     if sys.platform == "win32":
         flags = _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE_LOCK)
-        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _Overlapped()):
-            return True
+        acquired = bool(_kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _Overlapped()))
         code = ctypes.get_last_error()
-        if code not in _IN_USE_CODES:
-            raise none if code in _UNSUPPORTED_CODES else ctypes.WinError(code)
-        return False
+        if not acquired and code not in _IN_USE_CODES:
+            raise unsupported if code in _UNSUPPORTED_CODES else ctypes.WinError(code)
     else:
+        acquired = True
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            acquired = False
         except OSError as error:
-            refused = OSError(error.errno, f"it cannot be locked ({error.strerror})", str(path))
-            raise none if error.errno in _UNSUPPORTED_CODES else refused from None
-        return True
+            failure = OSError(error.errno, f"cannot be locked ({error.strerror})", str(path))
+            raise unsupported if error.errno in _UNSUPPORTED_CODES else failure from None
+    return acquired
 
 
 def _release(descriptor: int) -> None:
-    """Give the lock back; on Windows, closing the file would do so only some time later."""
+    """Release the lock immediately; on Windows, closing the file releases it only after a delay."""
     if sys.platform == "win32":
         _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _Overlapped())

@@ -1,4 +1,4 @@
-"""Where things live, and names that are legal on every system."""
+"""Locations of files, and file names that are legal on every system."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mmf_win.errors import DataError, UsageError
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)")
-#: Bytes in UTF-8 that any system takes; Linux and macOS count them so, and Windows counts no more.
+#: Maximum length of a file name in UTF-8; Linux and macOS count bytes, Windows counts UTF-16 units.
 MAX_NAME_BYTES = 255
-_MAX_SHORT_NAME_BYTES = 90  # of two in one name, with a time and what says what the file is
-# As ``python -m MODULE``, which would look for modules in the current folder first.
+_MAX_SHORT_NAME_BYTES = 90  # leaves room for two such names, a time and a suffix in one file name
+# Like ``python -m MODULE``, but without the current folder at the start of the module path.
 _RUN_MODULE_SCRIPT = """\
 import sys
 if not sys.path[0]: del sys.path[0]
@@ -32,23 +32,24 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def is_portable(name: str) -> bool:
-    """Whether ``name`` can be one file's name on Windows, Linux and macOS alike."""
+    """Return whether ``name`` is a legal file name on Windows, Linux and macOS."""
     return portable_name(name) == name
 
 
 def portable_name(name: str, max_bytes: int = MAX_NAME_BYTES) -> str:
-    """``name`` with ``-`` for every character that Windows refuses, cut to ``longest`` bytes of UTF-8.
+    """Return a file name that is legal on every system, at most ``max_bytes`` long in UTF-8.
 
-    What was cut ends in a few digits of the name's hash, so that names that begin alike stay different.
+    Characters that Windows refuses become ``-``. A truncated name ends in six digits of its hash, so that
+    names with the same start stay different.
     """
     name = _ILLEGAL.sub("-", _truncate_name(name, max_bytes)).rstrip(". ") or "-"
     return _truncate_name(f"_{name}", max_bytes) if _RESERVED.match(name) else name
 
 
 def short_portable_name(name: str, suffix: str = "") -> str:
-    """As :func:`portable_name`, and so short that the names of files may hold it beside another such part.
+    """Return a portable name that is short enough for two of them to be parts of one file name.
 
-    ``suffix`` follows the name, and is never cut.
+    ``suffix`` is appended to the name and never truncated.
     """
     return portable_name(name, _MAX_SHORT_NAME_BYTES - len(suffix)) + suffix
 
@@ -62,9 +63,10 @@ def _truncate_name(name: str, max_bytes: int) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """What runs a module of mmfw's; the user's files in the current folder cannot stand in for libraries.
+    """Return a command that runs a module of mmfw without importing from the current folder.
 
-    In UTF-8 mode, since lmdb opens no name that the locale cannot encode, and the C locale has ASCII alone.
+    It uses UTF-8 mode, since lmdb cannot open names that the locale cannot encode; the C locale only has
+    ASCII.
     """
     return [
         sys.executable,
@@ -79,43 +81,55 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:
-    """Rename every file and folder below ``folder`` whose name is not legal on Windows.
+    """Rename all files and folders below ``folder`` whose names are not legal on Windows.
 
-    Returned are the old and the new path of each, in the order in which they were renamed: contents before
-    their folder. Raises DataError where a new name is taken; nothing has been renamed then.
+    Returns:
+        Old and new path of each, in the order of renaming: contents before their folder.
+
+    Raises:
+        DataError: A new name exists; nothing was renamed.
     """
-    planned = [
+    renames = [
         (path, path.with_name(portable_name(path.name)))
         for path in sorted(folder.rglob("*"), key=lambda path: -len(path.parts))
         if not is_portable(path.name)
     ]
-    targets = [new for _, new in planned]
-    for old, new in planned:
+    targets = [new for _, new in renames]
+    for old, new in renames:
         if new.exists() or targets.count(new) > 1:
-            message = f"{old} cannot become {new.name}, which is taken"
-            raise DataError(message, hint="rename one of them yourself")
-    for old, new in planned:
+            raise DataError(
+                f"{old}: cannot be renamed to {new.name}, which exists", hint="rename one of them"
+            )
+    for old, new in renames:
         old.rename(new)
-    return planned
+    return renames
 
 
 def create_timestamped_dir(parent: Path) -> Path:
-    """A new, empty folder named by the time; a second one within the same second gets a number."""
+    """Create a folder named by the current time; another one in the same second gets a number."""
     parent.mkdir(parents=True, exist_ok=True)
     return create_first_free((parent / name for name in numbered_names(timestamp())), Path.mkdir)
 
 
 @contextmanager
 def reserve_file(folder: Path, prefix: str, suffix: str) -> Iterator[Path]:
-    """The name of a file that is not there yet, and that no other process gets while the block makes it.
+    """Reserve a new file name; no other process gets it while the block creates the file.
 
-    Its name is ``start``, the time, for later ones within the same second a number, and ``suffix`` with its
-    dot. What reserves it lies beside it under another name, so that nobody takes it for the file.
+    The name is ``prefix``, the time, a number if the time is used, and ``suffix``. The name is reserved by a
+    marker file with another name next to it.
+
+    Args:
+        folder: The folder of the file; it is created.
+        prefix: Start of the name.
+        suffix: End of the name, with its dot.
+
+    Yields:
+        The path of the file.
     """
 
     def create_marker(marker: Path) -> None:
         marker.touch(exist_ok=False)
-        if marker.with_suffix("").exists():  # made, and no longer reserved
+        if marker.with_suffix("").exists():  # created, and no longer reserved
             marker.unlink()
             raise FileExistsError
 
@@ -125,22 +139,30 @@ def reserve_file(folder: Path, prefix: str, suffix: str) -> Iterator[Path]:
     try:
         yield marker.with_suffix("")
     finally:
-        with suppress(OSError):  # on Windows, somebody may look at it at this moment
+        with suppress(OSError):  # on Windows, another process may have it open at this moment
             marker.unlink()
 
 
 def require_new_file(path: Path) -> None:
-    """Raise UsageError where a file exists, or the folder that it is to be written to does not."""
+    """Raise UsageError if a file exists, or if its folder does not."""
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="name a new file")
+        raise UsageError(f"{path} already exists", hint="choose another file")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: there is no such folder", hint="make it, or name another")
+        raise UsageError(f"{path.parent}: folder does not exist", hint="create it or choose another")
 
 
 def create_first_free(paths: Iterator[Path], create: Callable[[Path], None]) -> Path:
-    """The first of endlessly many paths that ``make``, which raises FileExistsError where one is taken, made.
+    """Create the first free one of an endless sequence of paths; safe against concurrent processes.
 
-    Another process may be making the same at this moment.
+    Args:
+        paths: The paths to try.
+        create: Creates a path; raises FileExistsError if it exists.
+
+    Returns:
+        The created path.
+
+    Raises:
+        AssertionError: The sequence ended.
     """
     for path in paths:
         with suppress(FileExistsError):
@@ -150,17 +172,17 @@ def create_first_free(paths: Iterator[Path], create: Callable[[Path], None]) -> 
 
 
 def numbered_names(name: str) -> Iterator[str]:
-    """The name, and then with the numbers from 2 on."""
+    """Return an iterator over NAME, NAME-2, NAME-3 and so on."""
     return (name if n == 1 else f"{name}-{n}" for n in count(1))
 
 
 def timestamp() -> str:
-    """Local time as ``YYYY-mm-ddTHH-MM-SS``: sortable, and legal in a file name on Windows."""
+    """Return the local time as ``YYYY-mm-ddTHH-MM-SS``: sortable, and legal in file names on Windows."""
     return datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
 
 
 class ChildPath:
-    """What lies in a folder, as an attribute of the class whose attribute ``of`` is the folder."""
+    """Descriptor for a path in a folder, which is in the attribute ``parent`` of the same object."""
 
     def __init__(self, name: str, parent: str = "path") -> None:
         self._name, self._parent = name, parent
@@ -171,12 +193,12 @@ class ChildPath:
 
 @dataclass(frozen=True)
 class MmfPaths:
-    """The three folders of MMF, resolved as MMF itself resolves them.
+    """The three folders of MMF, resolved by MMF's own rules.
 
     Attributes:
-        cache_dir: ``MMF_CACHE_DIR``, else ``mmf`` in PyTorch's own cache folder.
-        data_dir: ``MMF_DATA_DIR``, else ``data`` in the cache folder.
-        save_dir: ``MMF_SAVE_DIR``, else ``./save``.
+        cache_dir: ``MMF_CACHE_DIR``, or else ``mmf`` in PyTorch's cache folder.
+        data_dir: ``MMF_DATA_DIR``, or else ``data`` in ``cache_dir``.
+        save_dir: ``MMF_SAVE_DIR``, or else ``./save``.
     """
 
     cache_dir: Path
@@ -185,7 +207,7 @@ class MmfPaths:
 
     @classmethod
     def resolve(cls, data_dir: Path | str | None = None, save_dir: Path | str | None = None) -> MmfPaths:
-        """The folders in force; an explicit argument wins over the environment."""
+        """Return the folders to use; an argument takes precedence over the environment."""
         cache = expand_home(os.environ.get("MMF_CACHE_DIR") or Path(torch_home(), "mmf")).absolute()
         data = data_dir or Path(os.environ.get("MMF_DATA_DIR") or cache / "data")
         save = save_dir or Path(os.environ.get("MMF_SAVE_DIR") or "save")
@@ -193,85 +215,85 @@ class MmfPaths:
 
     @property
     def dataset(self) -> DatasetPaths:
-        """The Hateful Memes dataset inside the data folder."""
+        """The Hateful Memes dataset in the data folder."""
         return DatasetPaths.from_data_dir(self.data_dir)
 
     @property
     def image_cache_dir(self) -> Path | None:
-        """Where decoded images are kept; None where ``MMFW_IMAGE_CACHE`` is ``off``."""
-        wanted = os.environ.get("MMFW_IMAGE_CACHE") or "on"
-        if wanted not in ("on", "off"):
-            raise UsageError(f"MMFW_IMAGE_CACHE={wanted}: it can be on or off")
-        return self.cache_dir / "mmfw-images" if wanted == "on" else None
+        """The folder of decoded images, or None if ``MMFW_IMAGE_CACHE`` is ``off``."""
+        value = os.environ.get("MMFW_IMAGE_CACHE") or "on"
+        if value not in ("on", "off"):
+            raise UsageError(f"MMFW_IMAGE_CACHE={value}: must be on or off")
+        return self.cache_dir / "mmfw-images" if value == "on" else None
 
 
 def data_dir_arguments(data_dir: Path) -> list[str]:
-    """What to type so that a command finds a data folder; nothing where it takes that anyway."""
+    """Return the arguments that select a data folder, empty if it is the default."""
     return [] if data_dir == MmfPaths.resolve().data_dir else ["--data-dir", str(data_dir)]
 
 
 @dataclass(frozen=True)
 class DatasetPaths:
-    """MMF's layout of the Hateful Memes dataset; see :meth:`from_data_dir` for the root."""
+    """Paths of the Hateful Memes dataset in MMF's layout; see :meth:`from_data_dir` for the root."""
 
     root: Path
 
-    #: Holds ``train.jsonl`` and the other splits.
+    #: Contains ``train.jsonl`` and the other annotation files.
     annotations = ChildPath("annotations", parent="root")
-    #: Holds the folder ``img``, as the ``img`` field of an annotation expects.
+    #: Contains the folder ``img``, to which the ``img`` field of an annotation refers.
     images = ChildPath("images", parent="root")
-    #: Holds ``detectron.lmdb``.
+    #: Contains ``detectron.lmdb``.
     features = ChildPath("features", parent="root")
 
     @classmethod
     def from_data_dir(cls, data_dir: Path) -> DatasetPaths:
-        """In MMF's data folder."""
+        """Return the paths in MMF's data folder."""
         return cls(data_dir / "datasets" / "hateful_memes" / "defaults")
 
     @property
     def data_dir(self) -> Path:
-        """MMF's data folder."""
+        """The data folder of MMF."""
         return self.root.parents[2]
 
     def annotation_file(self, name: str) -> Path:
-        """The annotation file of a split."""
+        """Return the annotation file of a split."""
         return self.annotations / f"{name}.jsonl"
 
 
 def expand_home(path: str | Path) -> Path:
-    """A path in which ``~`` is the home folder; what is no user's, as in ``~$memes.zip``, stays as it is."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib refuses the name of no user
+    """Replace ``~`` by the home folder; a name such as ``~$memes.zip``, which is no user's, is kept."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises if there is no such user
 
 
 def torch_home() -> Path:
-    """Return PyTorch's own cache folder."""
+    """Return the cache folder of PyTorch."""
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return expand_home(os.environ.get("TORCH_HOME") or Path(user_cache, "torch"))
 
 
 def mmfw_home() -> Path:
-    """Where mmfw keeps what it installs: ``MMFW_HOME``, else inside the Python environment."""
-    chosen = os.environ.get("MMFW_HOME")
-    return expand_home(chosen).absolute() if chosen else Path(sys.prefix, "share", "mmfw")
+    """Return the folder of what mmfw installs: ``MMFW_HOME``, or one in the Python environment."""
+    configured = os.environ.get("MMFW_HOME")
+    return expand_home(configured).absolute() if configured else Path(sys.prefix, "share", "mmfw")
 
 
 def empty_zoo_file() -> Path:
-    """A zoo for MMF that names no dataset, so that MMF downloads none."""
+    """Return a zoo file for MMF that lists no dataset, so that MMF downloads none."""
     return presets_dir() / "zoo" / "nothing.yaml"
 
 
 def presets_dir() -> Path:
-    """The presets."""
+    """Return the folder of the presets."""
     return _in_wheel_or_checkout("configs")
 
 
 def constraints_file() -> Path:
-    """The versions that mmfw is tested with, for ``pip install -c``."""
+    """Return the file with the tested versions of dependencies, for ``pip install -c``."""
     return _in_wheel_or_checkout("constraints.txt")
 
 
 def _in_wheel_or_checkout(name: str) -> Path:
-    """What is inside the package when installed from a wheel, beside it in a checkout."""
+    """Return a path in the package (installed from a wheel) or next to it (in a checkout)."""
     package = Path(__file__).parent
-    inside = package / name
-    return inside if inside.exists() else package.parent / name
+    in_package = package / name
+    return in_package if in_package.exists() else package.parent / name

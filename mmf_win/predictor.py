@@ -1,4 +1,4 @@
-"""A model that stays warm, for programs that predict memes as they come."""
+"""Predictor: a loaded model for programs that predict memes one by one."""
 
 from __future__ import annotations
 
@@ -33,37 +33,40 @@ if TYPE_CHECKING:
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
 _IMAGE_LABEL = "the image"
-_MAX_TEMP_DIR_BYTES = 64  # bytes of the folder of temporary files
+_MAX_TEMP_DIR_BYTES = 64  # in a longer folder for temporary files, the name of a socket would be too long
 
 
 class Predictor:
-    """A model that is loaded once, and then gives what ``mmfw predict`` gives, without its start::
+    """Model that is loaded once and then predicts without the start-up time of ``mmfw predict``.
+
+    ::
 
         from mmf_win import Predictor
 
         with Predictor("mmbt_grid") as predictor:
-            predictor.predict("cat.jpg", "look at this cat")  # such as 0.8123, that the meme is hateful
+            predictor.predict("cat.jpg", "look at this cat")  # for example 0.8123
             pairs = [("cat.jpg", "look at this cat"), ("dog.jpg", "good dog")]
             for proba in predictor.predict_many(pairs):
                 print(proba)
 
-    Images are paths, bytes of image files, or images of Pillow. The model is in a process of its own, so this
-    one imports no torch; that process ends with this one, and when it dies, is started anew once for a
-    request. Threads may share a predictor, which answers them one after another; forked processes may not.
+    The probabilities equal those of ``mmfw predict``. Images are paths, the bytes of image files, or Pillow
+    images. The model runs in a process of its own, so this process does not import torch. The model process
+    exits with this one; if it dies, it is restarted once per request. Threads may share a predictor, which
+    handles one request at a time; forked processes may not.
 
     Args:
-        model: a run (its id, name or folder), whose best checkpoint is taken; the file of a checkpoint; or a
-            folder that ``mmfw export`` has made.
-        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
-        data_dir: MMF's data folder; None for the run's own.
-        cpu: use no GPU.
-        trust: load the checkpoint even if it holds classes that torch refuses, and run code that comes with a
-            model.
-        batch_size: how many memes :meth:`predict_many` gives the model at once.
+        model: A run (its ID, name or folder), of which the best checkpoint is used; a checkpoint file; or a
+            folder written by ``mmfw export``.
+        save_dir: Folder of runs; None for ``MMF_SAVE_DIR``, or else ``./save``.
+        data_dir: Data folder of MMF; None for that of the run.
+        cpu: Do not use a GPU.
+        trust: Load the checkpoint even if it contains classes that torch refuses, and run code that belongs
+            to the model.
+        batch_size: Number of memes that :meth:`predict_many` passes to the model at once.
 
     Raises:
-        MmfwError: the model cannot be loaded, or reads region features; the class says how, ``hint`` what to
-            do.
+        MmfwError: The model cannot be loaded or needs region features. The class gives the kind of problem,
+            ``hint`` the next step.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Predictor:
         batch_size: int = 8,
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size={batch_size!r}: it must be a whole number of 1 or more")
+            raise UsageError(f"batch_size={batch_size!r}: must be a positive integer")
         self._batch_size = batch_size
         with _translate_os_errors():
             self._model = _RestartingModel(
@@ -86,33 +89,48 @@ class Predictor:
         self._close = weakref.finalize(self, self._model.close)
 
     def predict(self, image: Image, text: str) -> float:
-        """The probability that a meme is hateful.
+        """Return the probability that a meme is hateful.
+
+        Args:
+            image: A path, the bytes of an image file, or a Pillow image.
+            text: The text of the meme.
+
+        Returns:
+            A probability from 0 to 1.
 
         Raises:
-            DatasetError: there is no such image, or it cannot be read (UnreadableImage).
-            UsageError: this is no image or no text, or the predictor is closed.
-            TrainingError: the process died, was started anew, and died again.
-            MmfwError: it could not be started anew; the class says how.
+            DatasetError: The image does not exist or cannot be decoded (UnreadableImageError).
+            UsageError: An argument has another type, or the predictor is closed.
+            TrainingError: The model process died, was restarted, and died again.
+            MmfwError: The model process could not be restarted.
         """
-        probas, failed = self._predict_pairs([(image, text)])
-        if failed is not None:
-            raise failed
+        probas, error = self._predict_pairs([(image, text)])
+        if error is not None:
+            raise error
         return probas[0]
 
     def predict_many(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
-        """The probabilities of images with their texts, in order; ``pairs`` are read as they are needed.
+        """Predict pairs of image and text in batches; ``pairs`` is consumed lazily.
 
-        Raises the errors of :meth:`predict`, after the probabilities of all pairs before a bad one.
+        Args:
+            pairs: Images and texts, as in :meth:`predict`.
+
+        Yields:
+            The probability of each pair, in order.
+
+        Raises:
+            MmfwError: A pair is invalid or prediction failed, as in :meth:`predict`; the probabilities of all
+                earlier pairs were yielded before.
         """
-        rest, probas = iter(pairs), [0.0]
+        remaining, probas = iter(pairs), [0.0]
         while probas:
-            probas, failed = self._predict_pairs(islice(rest, self._batch_size))
+            probas, error = self._predict_pairs(islice(remaining, self._batch_size))
             yield from probas
-            if failed is not None:
-                raise failed
+            if error is not None:
+                raise error
 
     def close(self) -> None:
-        """End the process, after an answer for which another thread waits."""
+        """Stop the model process, after a request of another thread is finished."""
         with _translate_os_errors():
             self._close()
 
@@ -123,46 +141,48 @@ class Predictor:
         self.close()
 
     def _predict_pairs(self, pairs: Iterable[tuple[Image, str]]) -> tuple[list[float], Exception | None]:
-        """The probabilities of pairs up to the first bad one, and the error of that or of their source."""
+        """Return the probabilities up to the first invalid pair, and its error or that of ``pairs``."""
         rows: list[dict[str, Any]] = []
-        failed: Exception | None = None
+        first_error: Exception | None = None
         with (
             _translate_os_errors(),
-            TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch,
+            TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as temp_dir,
         ):
             try:
                 for pair in pairs:
                     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                        raise UsageError(f"{pair!a:.80}: this is no pair of an image and a text")
+                        raise UsageError(f"{pair!a:.80}: not a pair of an image and a text")
                     image, text = pair
                     with _translate_os_errors():
-                        file = _image_file(image, Path(scratch, str(len(rows)))).absolute()
+                        file = _image_file(image, Path(temp_dir, str(len(rows)))).absolute()
                     if not isinstance(text, str) or not is_valid_unicode(text):
-                        raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
+                        raise UsageError(f"{text!a:.80}: not a text, or contains an unpaired surrogate")
                     rows.append({"id": 1, "img": file.as_posix(), "text": text})
-            except Exception as error:  # the caller's generator may raise anything
-                failed = error
-            answer = self._model.predict_rows(rows) if rows else {"probas": [], "error": None}
-            if answer["error"]:
-                name, message, hint = answer["error"]
-                failed = getattr(errors, name, MmfEnvironmentError)(
-                    _hide_temp_paths(message, scratch), hint=hint
+            except Exception as error:  # the caller's iterable may raise any error
+                first_error = error
+            reply = self._model.predict_rows(rows) if rows else {"probas": [], "error": None}
+            if reply["error"]:
+                name, message, hint = reply["error"]
+                first_error = getattr(errors, name, MmfEnvironmentError)(
+                    _hide_temp_paths(message, temp_dir), hint=hint
                 )
-        return answer["probas"], failed
+        return reply["probas"], first_error
 
 
 class _RestartingModel:
-    """The process of a predictor; it knows nothing of the latter, which may thus be collected as garbage.
+    """Model process that is restarted after a crash.
+
+    It has no reference to its predictor, so that the predictor can be garbage-collected.
 
     Args:
-        starting: while it is entered, yields what starts one, whose files lie in the folder that it gets.
+        starter: Context manager that yields a function, which starts a model process with files in a folder.
     """
 
     def __init__(self, starter: AbstractContextManager[Callable[[Path], ModelProcess]]) -> None:
         self._lock, self._closed, self._owner_pid = Lock(), False, os.getpid()
-        # The name of a socket has about a hundred bytes.
-        short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _MAX_TEMP_DIR_BYTES
-        self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if short else "/tmp"))
+        # The path of a Unix socket is limited to about 100 bytes.
+        is_short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _MAX_TEMP_DIR_BYTES
+        self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if is_short else "/tmp"))
         self._server: ModelProcess | None = None
         self._resources = ExitStack()
         try:
@@ -174,30 +194,30 @@ class _RestartingModel:
             raise
 
     def predict_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer to a request, of a second process where the first one dies."""
+        """Return the reply to a request; if the process dies, repeat it in a new process."""
         if self._owner_pid != os.getpid():
-            message = "this predictor belongs to the process that has made it"
-            raise UsageError(message, hint="make one in each process")
+            message = "this predictor belongs to another process, which created it"
+            raise UsageError(message, hint="create a predictor in each process")
         with self._lock:
             for _ in range(2):
                 if self._closed:
-                    raise UsageError("this predictor is closed", hint="make another one")
-                self._folder.mkdir(exist_ok=True)  # somebody may have cleaned up
-                server = self._server = self._server or self._start(self._folder)
+                    raise UsageError("this predictor is closed", hint="create a new one")
+                self._folder.mkdir(exist_ok=True)  # the system may have cleaned up temporary files
+                process = self._server = self._server or self._start(self._folder)
                 try:
-                    return server.predict_rows(rows)
+                    return process.predict_rows(rows)
                 except (EOFError, OSError):
                     self._server = None
-                    died = server.exit_error()
+                    failure = process.exit_error()
                 except BaseException:  # Ctrl+C: the next request must not get the answer to this one
                     self._server = None
-                    server.close()
+                    process.close()
                     raise
-            raise TrainingError(f"the model's process died twice of this request: {died}", hint=died.hint)
+            raise TrainingError(f"the model process died twice on this request: {failure}", hint=failure.hint)
 
     def close(self) -> None:
-        """End the process for good."""
-        if self._owner_pid != os.getpid():  # a fork of it, which is ending
+        """Stop the process permanently."""
+        if self._owner_pid != os.getpid():  # called by the finalizer in an exiting forked process
             return
         with self._lock:
             self._closed = True
@@ -211,7 +231,7 @@ class _RestartingModel:
 
 @contextmanager
 def _translate_os_errors() -> Iterator[None]:
-    """Raise what the system refuses as an MmfwError."""
+    """Convert OSError and MemoryError of the block to MmfwError."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -222,56 +242,56 @@ def _translate_os_errors() -> Iterator[None]:
 def _model_starter(
     model: str, data_dir: str | Path | None, save_dir: str | Path | None, command_options: CommandOptions
 ) -> Iterator[Callable[[Path], ModelProcess]]:
-    """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
-    path, places = expand_home(model), MmfPaths.resolve(data_dir, save_dir)
+    """Select a model, unchanged while the block runs; yield a function that starts its process."""
+    path, paths = expand_home(model), MmfPaths.resolve(data_dir, save_dir)
     if (path / "model.json").is_file():
         yield ExportedModel.from_folder(path).start_model_process
         return
-    named = ([], [model]) if path.is_file() else ([model], ["best"])
-    [chosen] = select_checkpoints(places.save_dir, *named)
-    places = MmfPaths.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
-    with pin_checkpoint(chosen.run, chosen.checkpoint, checked_file=chosen.checked_file) as pin:
+    selection = ([], [model]) if path.is_file() else ([model], ["best"])
+    [selected] = select_checkpoints(paths.save_dir, *selection)
+    paths = MmfPaths.resolve(data_dir or Path(selected.run.request().data_dir), save_dir)
+    with pin_checkpoint(selected.run, selected.checkpoint, checked_file=selected.checked_file) as pin:
 
         @hide_progress()
         def start(scratch: Path) -> ModelProcess:
             with pin.restore_name_in_errors():
-                server = prediction.start_model_process(
-                    chosen.run, places, command_options, checkpoint=pin.path, scratch=scratch
+                process = prediction.start_model_process(
+                    selected.run, paths, command_options, checkpoint=pin.path, scratch=scratch
                 )
             try:
                 pin.require_unchanged()
             except BaseException:
-                server.close()
+                process.close()
                 raise
-            return server
+            return process
 
         yield start
 
 
 def _image_file(image: object, temp_file: Path) -> Path:
-    """The file of an image, which is made in ``scratch`` if need be."""
-    pillow = sys.modules.get("PIL.Image")
+    """Return the path of an image; bytes and Pillow images are written to ``temp_file``."""
+    pil_module = sys.modules.get("PIL.Image")
     if isinstance(image, (str, os.PathLike)):
         path = Path(image)
         if not os.path.isfile(path):  # noqa: PTH113 - pathlib raises for a name that is too long
-            raise DatasetError(f"{str(path)[:200]}: there is no such image")
+            raise DatasetError(f"{str(path)[:200]}: image not found")
         return path
     if isinstance(image, (bytes, bytearray, memoryview)):
         temp_file.write_bytes(image)
-    elif pillow is not None and isinstance(image, pillow.Image):
+    elif pil_module is not None and isinstance(image, pil_module.Image):
         try:
-            to_rgb(image).save(temp_file, "PPM")  # as models read it, and without loss
-        except Exception as error:  # Pillow reads a file as late as here, and raises whatever it met
-            raise UnreadableImageError(f"{_IMAGE_LABEL}: the picture cannot be read ({error})") from None
+            to_rgb(image).save(temp_file, "PPM")  # the pixels that models read, without loss
+        except Exception as error:  # Pillow decodes lazily, so a damaged file raises any error only here
+            raise UnreadableImageError(f"{_IMAGE_LABEL}: cannot be decoded ({error})") from None
     else:
-        wanted = "a path, the bytes of an image file or an image of Pillow"
-        raise UsageError(f"{_IMAGE_LABEL} is of the class {type(image).__name__}", hint=f"give {wanted}")
+        hint = "pass a path, the bytes of an image file or a Pillow image"
+        raise UsageError(f"{_IMAGE_LABEL} has the unsupported type {type(image).__name__}", hint=hint)
     return temp_file
 
 
 def _hide_temp_paths(message: str, temp_dir: str) -> str:
-    """An error's message without the paths of files that are gone; Python's own may double backslashes."""
-    forms = (
+    """Replace paths of temporary files in an error message; Python's messages may double backslashes."""
+    spellings = (
         re.escape(form) for form in (temp_dir, temp_dir.replace("\\", "\\\\"), Path(temp_dir).as_posix())
     )
-    return re.sub(rf"({'|'.join(forms)})[\\/]+\d+", lambda _: _IMAGE_LABEL, message)
+    return re.sub(rf"({'|'.join(spellings)})[\\/]+\d+", lambda _: _IMAGE_LABEL, message)

@@ -1,6 +1,6 @@
-"""Read JSON as a dataclass or another type, which msgspec checks.
+"""JSON as dataclasses and other types, validated by msgspec.
 
-Fields that the type does not have are skipped, since later versions may write more of them.
+Unknown fields are skipped, since later versions may write more of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ T = TypeVar("T")
 def read_record(path: Path, kind: type[T]) -> T:
     """Read a JSON file as a type.
 
+    Args:
+        path: The file.
+        kind: A dataclass or another type.
+
+    Returns:
+        A value of this type.
+
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON, lacks a field, or has a value of another type, which the message names.
+        OSError: The file cannot be read.
+        ValueError: It contains no JSON, lacks a field, or has a value of another type; the message names it.
     """
     require_no_special_file(path)
     return decode_json(path.read_bytes(), kind)
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """Decode JSON as a type, as :func:`read_record` does."""
+    """Decode JSON as a type, with the errors of :func:`read_record`."""
     import msgspec
 
     try:
@@ -36,16 +43,16 @@ def decode_json(data: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError:
         raise
     except (ValueError, RecursionError):
-        # msgspec refuses NaN, and names of files that are not UTF-8, both of which have been written.
+        # msgspec refuses NaN and file names that are not UTF-8; existing files contain both.
         try:
             values = json.loads(data, parse_constant=lambda _: None)
         except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+            raise ValueError("nested too deeply") from None
         return convert_to(values, kind)
 
 
 def convert_to(values: object, kind: type[T]) -> T:
-    """Check values that JSON can hold, and make a type of them. Raises ValueError as :func:`read_record`."""
+    """Convert JSON values to a type; raise ValueError with the message of :func:`read_record`."""
     import msgspec
 
     return msgspec.convert(values, kind)
@@ -57,18 +64,21 @@ def stored_as(key: str) -> dict[str, str]:
 
 
 def to_stored(record: Any) -> dict[str, Any]:
-    """Return the values of a dataclass and of those in it by the keys that they are stored under."""
+    """Return the values of a dataclass, and of dataclasses in it, by stored key."""
     values = {_stored_key(field): getattr(record, field.name) for field in fields(record)}
     return {key: to_stored(value) if is_dataclass(value) else value for key, value in values.items()}
 
 
 def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
-    """Make a dataclass of values by stored key, whose types are checked; unknown keys are skipped.
+    """Create a dataclass from values by stored key; types are checked and unknown keys are skipped.
 
     Args:
-        values: What the file holds.
+        values: The values from a file.
         kind: The dataclass.
-        converted: Values of fields by their names, which are taken as they are.
+        converted: Values by field name that are used unchecked.
+
+    Returns:
+        The dataclass.
 
     Raises:
         ValueError: A key is missing, or its value has another type; the message names the key.
@@ -84,7 +94,7 @@ def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
 
 
 def has_type(value: object, kind: Any) -> bool:
-    """Return whether a value that was read from JSON is of a type."""
+    """Return whether a value from JSON has a type."""
     try:
         convert_to(value, kind)
     except ValueError:
@@ -93,13 +103,13 @@ def has_type(value: object, kind: Any) -> bool:
 
 
 def optional_fields(**types: Any) -> type[dict[str, Any]]:
-    """Return the type of a dictionary that may have these fields; :func:`decode_json` drops others."""
+    """Return a dictionary type with these optional fields; :func:`decode_json` drops others."""
     return TypedDict("Fields", types, total=False)  # type: ignore[operator, no-any-return]
 
 
 @cache
 def optional_fields_of(kind: type) -> type[dict[str, Any]]:
-    """Return the type of a dictionary that may have the fields of a dataclass."""
+    """Return a dictionary type with the fields of a dataclass, all optional."""
     return optional_fields(**get_type_hints(kind))
 
 

@@ -1,4 +1,4 @@
-"""Takes secrets, and the user's name and home, out of what leaves this machine or is shown."""
+"""Removal of secrets, and of the user's name and home, from text that leaves this machine or is shown."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-# As a path, an address has lost a slash, and on Windows turned the other.
+# Converted to a path, a URL has only one slash, on Windows a backslash.
 _URL = re.compile(r"(?i)((?<=[a-z\d]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 
-#: The pattern of what names of secrets end in.
+#: Pattern for the ends of the names of secrets.
 SECRET_NAME_PATTERN = (
     r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
     r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
 )
 
 _SECRET_NAME = re.compile(rf"(?i){SECRET_NAME_PATTERN}$")
-# To the end of the line, or of a JSON text that ends there: a password may hold blanks and quotation marks.
+# Up to the end of the line or of a JSON string there, since a password may contain spaces and quotes.
 _NAMED_SECRET = (
     rf"(?im)({SECRET_NAME_PATTERN}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET_NAME_PATTERN}[\"',\s]+)"
     r".+?(?=\"[\]},]*$|$)"
@@ -29,16 +29,16 @@ _TOKEN = (
     r"|\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"
 )
 _SPELLINGS = (repr, ascii, json.dumps, json.JSONEncoder(ensure_ascii=False).encode)
-_MIN_SECRET_LENGTH = 6  # replacing the value of a shorter secret would tear numbers and words
+_MIN_SECRET_LENGTH = 6  # replacing a shorter secret would damage numbers and words
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable or setting is that of a secret."""
+    """Return whether the name of a variable or setting is that of a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
 def redact_urls(text: str) -> str:
-    """A text without the user, the password and the query of addresses in it."""
+    """Remove user, password and query from the URLs in a text."""
     return _URL.sub(_redact_url, text)
 
 
@@ -47,24 +47,28 @@ def _redact_url(url: re.Match[str]) -> str:
     in_path = "/" in user and (":" not in user or _HOST_AND_PORT.match(user))
     if at and not in_path:
         user = "<secret>"
-    shown, query, _ = f"{user}{at}{rest}".partition("?")
-    return f"{url[1]}{shown}{'?<secret>' if query else ''}"
+    base, query, _ = f"{user}{at}{rest}".partition("?")
+    return f"{url[1]}{base}{'?<secret>' if query else ''}"
 
 
 def make_scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """A function that scrubs a text, JSON or not.
+    """Return a function that removes secrets, the user's name and the home folder from plain or JSON text.
 
-    ``settings`` are names and values of variables and overrides; where a name is that of a secret, its value
-    is taken out wherever it is.
+    Args:
+        settings: Names and values of variables and overrides; if a name is that of a secret, its value is
+            removed everywhere.
+
+    Returns:
+        The function, from text to text.
     """
-    import getpass  # here, as every command imports this module
+    import getpass  # only here, since every command imports this module
 
     secrets = {
         value.strip()
         for name, value in settings
-        if is_secret(name) and name not in ("PWD", "OLDPWD")  # these are folders
+        if is_secret(name) and name not in ("PWD", "OLDPWD")  # folders
     }
-    # The longest first, since one may begin as another.
+    # The longest first, since one may be the start of another.
     values = sorted((value for value in secrets if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
     patterns = {
         "|".join(map(_spelling_pattern, values)) or "(?!)": "<secret>",
@@ -79,19 +83,19 @@ def make_scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
         patterns[rf"(?i)(?<=[/\\]){_spelling_pattern(getpass.getuser())}(?![\w.-])"] = "<user>"
 
     def scrub(text: str) -> str:
-        for pattern, instead in patterns.items():
-            text = re.sub(pattern, instead, text)
+        for pattern, replacement in patterns.items():
+            text = re.sub(pattern, replacement, text)
         return redact_urls(text)
 
     return scrub
 
 
 def _spelling_pattern(text: str) -> str:
-    """A pattern of a text as it is, and as addresses, Python, JSON and one within the other write it."""
+    """Return a pattern for a text and its forms in URLs, Python and JSON strings, also nested."""
     from urllib.parse import quote
 
-    ways = {text}
+    spellings = {text}
     for _ in range(2):
-        ways |= {spell(way)[1:-1] for way in ways for spell in _SPELLINGS}
-    ways |= {quote(text, safe, errors="surrogateescape") for safe in ("", "/")}
-    return f"(?:{'|'.join(map(re.escape, sorted(ways, key=len, reverse=True)))})"
+        spellings |= {spell(spelling)[1:-1] for spelling in spellings for spell in _SPELLINGS}
+    spellings |= {quote(text, safe, errors="surrogateescape") for safe in ("", "/")}
+    return f"(?:{'|'.join(map(re.escape, sorted(spellings, key=len, reverse=True)))})"

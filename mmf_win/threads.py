@@ -1,4 +1,4 @@
-"""Threads that work for the one that started them, and never outlive it."""
+"""Threads that never outlive the call that started them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-#: Called with the number of bytes just done.
+#: Called with the number of bytes that were just processed.
 AdvanceCallback: TypeAlias = Callable[[int], None]
 
 _POLL_SECONDS = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 
 
 def ignore_progress(_: object) -> None:
-    """Progress for those who do not want any."""
+    """Do nothing; for callers without progress."""
 
 
 class JobCancelled(BaseException):
-    """Ends a job whose results nobody wants; no Exception, so that no handler takes it for an error."""
+    """Cancellation of a job; not an Exception, so that no handler treats it as an error."""
 
 
 class ThreadGroup(Generic[T]):
-    """Jobs in threads of their own, which tell the thread that started them what they have done."""
+    """Jobs in threads that report progress and results to the thread that started them."""
 
     def __init__(self) -> None:
         self._stopped = False
@@ -32,28 +32,35 @@ class ThreadGroup(Generic[T]):
         self._results: deque[T] = deque()
 
     def advance(self, amount: int) -> None:
-        """Called by a job often enough for Ctrl+C to work within a second: so many bytes more are done.
+        """Report ``amount`` processed bytes; a job calls this at least every second, for Ctrl+C to work.
 
-        Raises Stopped where the job is to end.
+        Raises:
+            JobCancelled: The job is to end.
         """
         if self._stopped:
             raise JobCancelled
         self._advanced.append(amount)
 
     def report(self, result: T) -> None:
-        """Called by a job: this is done. Raises as :meth:`advance`."""
+        """Report a result from a job; raise JobCancelled if the job is to end."""
         self.advance(0)
         self._results.append(result)
 
     def run(
         self, jobs: Sequence[Callable[[], object]], progress: AdvanceCallback
     ) -> Generator[T, None, None]:
-        """Run each job in a thread of its own and yield what they report.
+        """Run each job in a thread and yield the reported results.
 
-        Whenever this ends – all is done, a job failed, the caller wants no more, or the user pressed Ctrl+C –
-        all threads have ended before.
+        All threads have ended when this generator ends: because all jobs are done, a job failed, the caller
+        stopped iterating or the user pressed Ctrl+C. The first error of a job stops the others and is raised
+        here.
 
-        Raises the first that a job raised; the other jobs are stopped then.
+        Args:
+            jobs: Functions to run.
+            progress: Called with each amount of processed bytes.
+
+        Yields:
+            The reported results, in the order of their reports.
         """
         with ThreadPoolExecutor(len(jobs) or 1, "mmfw-job") as pool:
             try:
@@ -73,18 +80,18 @@ class ThreadGroup(Generic[T]):
 
 
 def wait_for_result(future: Future[T]) -> T:
-    """What a future returns or raises, waited for so that Ctrl+C works meanwhile."""
+    """Wait for a future so that Ctrl+C works, and return its result or raise its error."""
     while not wait([future], _POLL_SECONDS).done:
         pass
     return future.result()
 
 
 def partition_by_size(tasks: Iterable[T], max_lists: int, size: Callable[[T], int]) -> list[list[T]]:
-    """At most ``count`` lists of about the same size, none of them empty."""
-    shares: list[list[T]] = [[] for _ in range(max_lists)]
+    """Distribute tasks over at most ``max_lists`` non-empty lists of about the same total size."""
+    groups: list[list[T]] = [[] for _ in range(max_lists)]
     sizes = [0] * max_lists
     for task in sorted(tasks, key=lambda task: -size(task)):
         smallest = sizes.index(min(sizes))
-        shares[smallest].append(task)
+        groups[smallest].append(task)
         sizes[smallest] += size(task)
-    return [share for share in shares if share]
+    return [group for group in groups if group]

@@ -1,3 +1,3 @@
-"""The version of mmfw."""
+"""Version of mmfw."""
 
 __version__ = "0.1.0"

@@ -111,7 +111,7 @@ def test_the_log_is_shown_warnings_as_notes_while_a_command_runs(capsys: pytest.
         log.warning("%s is left aside", "dev.json")
         log.debug("nobody reads this")
     log.info("and this neither")
-    assert capsys.readouterr().err == "two files are read again\nnote: dev.json is left aside\n"
+    assert capsys.readouterr().err == "two files are read again\nwarning: dev.json is left aside\n"
 
 
 def test_a_line_does_not_tear_a_progress_bar(
@@ -122,5 +122,5 @@ def test_a_line_does_not_tear_a_progress_bar(
         logging.getLogger("mmf_win").warning("update 1: validation AUROC 0.7")
     console.print_status("done")
     shown = capsys.readouterr().err
-    assert "\rnote: update 1: validation AUROC 0.7\n" in shown, "the bar is cleared before the line"
+    assert "\rwarning: update 1: validation AUROC 0.7\n" in shown, "the bar is cleared before the line"
     assert shown.endswith("\ndone\n")

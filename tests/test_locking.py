@@ -117,7 +117,7 @@ def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
     with pytest.raises(OSError, match="cannot be locked") as raised, file_lock(tmp_path / "lock"):
         raise AssertionError("it was refused")
     told = to_mmfw_error(raised.value)
-    assert str(told) == f"{tmp_path / 'lock'}: it cannot be locked ({os.strerror(number)})"
+    assert str(told) == f"{tmp_path / 'lock'}: cannot be locked ({os.strerror(number)})"
     assert told.hint
 
 

@@ -67,7 +67,7 @@ def test_reports_with_colons_are_renamed_with_their_folders(tmp_path: Path) -> N
 def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
     for name in ("a:b", "c:d", "c-d"):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match="cannot become c-d"):
+    with pytest.raises(DataError, match="cannot be renamed to c-d"):
         make_portable(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]
 

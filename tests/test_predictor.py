@@ -188,12 +188,12 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
         (cut, "", UnreadableImageError, f"{cut}: "),
         (cut.read_bytes(), "", UnreadableImageError, "the image: "),
         (b"", "", UnreadableImageError, "the image: cannot identify image file 'the image'"),
-        (opened, "", UnreadableImageError, "the image: the picture cannot be read ("),
-        (tmp_path / "none.png", "", DatasetError, f"{tmp_path / 'none.png'}: there is no such image"),
-        (tmp_path, "", DatasetError, f"{tmp_path}: there is no such image"),
-        (5, "", UsageError, "the image is of the class int"),
-        (images[0], None, UsageError, "None: this is no text"),
-        (images[0], "\ud83d", UsageError, r"'\ud83d': this is no text"),
+        (opened, "", UnreadableImageError, "the image: cannot be decoded ("),
+        (tmp_path / "none.png", "", DatasetError, f"{tmp_path / 'none.png'}: image not found"),
+        (tmp_path, "", DatasetError, f"{tmp_path}: image not found"),
+        (5, "", UsageError, "the image has the unsupported type int"),
+        (images[0], None, UsageError, "None: not a text"),
+        (images[0], "\ud83d", UsageError, r"'\ud83d': not a text"),
     ]
     with Predictor(model) as predictor:
         for image, text, kind, message in bad:
@@ -224,7 +224,7 @@ def test_a_process_that_dies_is_started_anew_once_for_a_request(
         kill(started[-1])
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
         assert len(started) == 2
-        with pytest.raises(TrainingError, match="the model's process died twice of this request: ") as raised:
+        with pytest.raises(TrainingError, match="the model process died twice on this request: ") as raised:
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next one has one again"
@@ -241,9 +241,9 @@ def test_what_gives_the_pairs_may_fail_or_give_none(model: Path, images: list[Pa
         with pytest.raises(LookupError, match="the caller's own"):
             next(found)
         for none in ((images[1],), images[1], "ab", None):
-            with pytest.raises(UsageError, match="no pair of an image and a text"):
+            with pytest.raises(UsageError, match="not a pair of an image and a text"):
                 list(predictor.predict_many([none]))  # type: ignore[list-item]
-        with pytest.raises(DatasetError, match="there is no such image"):
+        with pytest.raises(DatasetError, match="image not found"):
             predictor.predict("x" * 5000, "")
 
 

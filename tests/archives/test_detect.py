@@ -57,9 +57,9 @@ def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], use
         (b"Rar!\x1a\x07\x01\0", "this is a RAR archive"),
         (
             b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
-            "this is a web page or a server's answer",
+            "this is a web page or an error message of a server",
         ),
-        (b"\x28\xb5\x2f\xfd" + bytes(100), "this is a file compressed by Zstandard"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "this is a Zstandard file"),
         (b"just text", "not an archive"),
         (b"\n<!DOCTYPE html><html>please log in", "this is a web page"),
         (bytes(2048), "not an archive"),

@@ -39,11 +39,11 @@ def test_tar(compression: str, user_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("compress", "reason"),
     [
-        (bz2.compress, "this is a file compressed by bzip2, not a zip, 7z or tar"),
-        (lzma.compress, "this is a file compressed by xz, not a zip, 7z or tar"),
+        (bz2.compress, "this is a bzip2 file, not a zip, 7z or tar"),
+        (lzma.compress, "this is an xz file, not a zip, 7z or tar"),
         (
             lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
-            "this is a file compressed by LZMA, not a zip, 7z or tar",
+            "this is an LZMA file, not a zip, 7z or tar",
         ),
     ],
     ids=["bzip2", "xz", "LZMA"],

@@ -53,7 +53,7 @@ def test_exit_by_a_library_is_an_error_unless_its_code_is_0(
     capsys: pytest.CaptureFixture[str], exit_code: int | str | None, code: int
 ) -> None:
     assert main(lambda: sys.exit(exit_code)) == code
-    assert (f"a library ended mmfw by sys.exit({exit_code!r})" in capsys.readouterr().err) == bool(code)
+    assert (f"a library called sys.exit({exit_code!r})" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.parametrize(

@@ -98,15 +98,19 @@ def test_image_rejects_options_about_prediction_files(
         (["verify", "runs", "--save-dir", "nowhere"], 2, "nowhere"),
         (["check", "nosuch"], 2, "no run named nosuch"),
         (["doktor"], 2, "mmfw doctor"),
-        (["nosuch"], 2, "no such command nosuch\nhint: `mmfw --help`"),
+        (["nosuch"], 2, "no such command nosuch\nhint: run `mmfw --help`"),
         (["sweep", "stauts"], 2, "no such command stauts\nhint: did you mean mmfw sweep status?"),
-        (["sweep", "ls"], 2, "no such command ls\nhint: it has run, status, table, rm"),
+        (["sweep", "ls"], 2, "no such command ls\nhint: choose one of run, status, table, rm"),
         (["sweep", "unpacked"], 2, "did you mean mmfw sweep run unpacked?"),
         (["train", "--seeed", "1"], 2, "train has no option --seeed\nhint: did you mean --seed?"),
         (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a whole number\nhint"),
-        (["check-submission"], 2, "error: missing argument FILE\nhint: `mmfw check-submission --help`"),
-        (["--data-dir", "data", "train", "demo"], 2, "follow the command: mmfw COMMAND --data-dir"),
-        (["runs", "list"], 2, "no such command list\nhint: `mmfw runs` alone"),
+        (["check-submission"], 2, "error: missing argument FILE\nhint: run `mmfw check-submission --help`"),
+        (
+            ["--data-dir", "data", "train", "demo"],
+            2,
+            "put options after the command: `mmfw COMMAND --data-dir",
+        ),
+        (["runs", "list"], 2, "no such command list\nhint: run `mmfw runs` for the list"),
         (["predict", "a.b=1", RUN], 2, "give names first"),
         ([*CHECK, "test_seen"], 3, "no.csv: No such file"),
         ([*CHECK, "dev_seen,test_seen"], 3, "pass --split once per split"),
@@ -155,7 +159,7 @@ def test_unwritable_folder_is_named_with_a_hint_with_a_fake_refusal(
     monkeypatch.setattr("mmf_win.commands.convert.convert", refused)
     mmfw("convert", "--zip", "unpacked", code=3)
     error, hint = mmfw.err.splitlines()
-    assert error == f"error: {here / 'data'}: Permission denied" and "name another folder" in hint
+    assert error == f"error: {here / 'data'}: Permission denied" and "choose another folder" in hint
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsiz
 NO_PICTURES = {
     "an empty file": b"",
     "a git-lfs pointer": POINTER,
-    "a web page or a server's answer": b"<!DOCTYPE html><html><body>Sign in</body></html>",
+    "a web page or an error message of a server": b"<!DOCTYPE html><html><body>Sign in</body></html>",
     "not an image": b"see the other folder\n",
     "an unsupported image or video format": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
 }

@@ -252,9 +252,9 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
     assert found["name"] == run.id and json.loads(out.read_text(encoding="utf-8")) == found
     assert content() == before
     assert tool.run_for_exit_code("check", run.id, "-o", str(out)) == 2
-    assert "is there already" in tool.errors
+    assert "already exists" in tool.errors
     assert tool.run_for_exit_code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
-    assert "there is no such folder" in tool.errors
+    assert "folder does not exist" in tool.errors
     assert tool.run_for_exit_code("check") == 0, "a warning is no error"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "found"]

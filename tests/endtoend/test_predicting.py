@@ -214,7 +214,7 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
             encoding="utf-8",
         )
         assert done.returncode == 3, words
-        assert f"error: {folder}" in done.stderr and "has no locks" in done.stderr
+        assert f"error: {folder}" in done.stderr and "does not support locks" in done.stderr
         assert "--save-dir or MMF_SAVE_DIR" in done.stderr
     made = set(run.path.rglob("*")).difference(before)
     assert made <= {run.training_lock_file, run.usage_lock_file}

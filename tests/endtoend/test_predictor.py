@@ -113,7 +113,7 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
         assert once.exists() and newest_worker(temporary) != worker
         set_faults({"at": "validation", "do": "kill", "above": 3})
         once.unlink()
-        with pytest.raises(TrainingError, match="the model's process died twice of this request") as raised:
+        with pytest.raises(TrainingError, match="the model process died twice on this request") as raised:
             next(predictor.predict_many(pairs))
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(*pairs[0]) == pytest.approx(first, abs=1e-6)

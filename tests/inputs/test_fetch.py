@@ -132,7 +132,7 @@ def test_nonexistent_source_is_refused(where: str) -> None:
 def test_download_with_wrong_content_is_discarded(zoo: Zoo) -> None:
     need = zoo.features
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
-    with pytest.raises(MmfEnvironmentError, match="not the file that was expected"):
+    with pytest.raises(MmfEnvironmentError, match="the download was removed"):
         fetch(zoo, need)
     assert need.quick_check().state == "missing"
     assert not (zoo.mmf_paths.dataset.features / ".built.json").exists()

@@ -81,7 +81,7 @@ def test_folder_is_not_stored_while_list_is_locked(
     user_code.trusted_folders_path().parent.mkdir()
     with file_lock(user_code.trusted_folders_path().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)
-    assert "is not remembered: another process holds this lock" in caplog.text
+    assert "is not remembered: locked by another process" in caplog.text
     assert not user_code.trusted_folders_path().exists()
 
 

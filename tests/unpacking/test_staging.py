@@ -168,7 +168,7 @@ def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
 ) -> None:
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
     with shared_read_lock(tmp_path):
-        assert f"{tmp_path / '.mmfw-lock'}: this file system has no locks" in caplog.text
+        assert f"{tmp_path / '.mmfw-lock'}: the file system does not support locks" in caplog.text
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.EBADF))
     with pytest.raises(OSError, match="cannot be locked"), shared_read_lock(tmp_path):
         raise AssertionError("the files may be replaced meanwhile")
