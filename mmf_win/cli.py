@@ -46,7 +46,7 @@ COMMANDS = {
     "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List, show, compare and remove runs.",
     "track": "Upload runs to MLflow, ClearML or Weights & Biases.",
-    "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
+    "demo": "Run the complete workflow on a small synthetic dataset, on a CPU.",
 }
 
 #: Removed command → the command that replaces it.

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     _print_step("2 of 3: MMF: less than 1 MB to download, a few seconds")
     code = venv.run("mmfw", "setup").returncode
     if code == 0 and "--setup-only" not in arguments:
-        _print_step("3 of 3: the demo: nothing to download, one to two minutes where nothing else runs")
+        _print_step("3 of 3: the demo: nothing to download, one to two minutes on an idle machine")
         code = venv.run("mmfw", "demo", *arguments).returncode
     if code == 0:
         programs = venv.programs

@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_predict`` on a run's checkpoint, with only the patches of mmfw that are required to start.
+"""MMF's own ``mmf_predict`` on a run's checkpoint, with only the required patches of mmfw.
 
 python scripts/_mmf_predict.py RUN SPLIT REPORT_DIR [KEY=VALUE ...]
 """

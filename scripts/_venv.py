@@ -64,7 +64,7 @@ class Venv:
             sys.exit("mmfw needs Python 3.10 or newer.")
         stamp = self.path / _STAMP_NAME
         if self.path.exists() and not stamp.is_file():
-            sys.exit(f"{self.path} was not made by this script. Move it away, or remove it yourself.")
+            sys.exit(f"{self.path} was not created by this script. Move or remove it.")
         python = f"{sys.version} {sys.base_prefix}".replace("\n", " ")
         stamp_lines = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else []
         installed_extras = frozenset(stamp_lines[2].split()) if len(stamp_lines) == 3 else frozenset()
@@ -159,7 +159,7 @@ class Venv:
 
     def _create(self) -> None:
         if Path(sys.prefix) == self.path:
-            sys.exit(f"{self.path} has to be made anew: run this with the Python that it was made with.")
+            sys.exit(f"{self.path} must be recreated: run this with the Python that created it.")
         if self.path.exists():
             shutil.rmtree(self.path)
         self.path.mkdir()

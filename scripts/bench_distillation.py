@@ -26,7 +26,7 @@ STUDENT = [f"model_config.vilbert.{key}={value}" for key, value in WIDTHS.items(
 def main() -> None:
     """Train all models, predict the test set with each, and print a table."""
     parser = make_parser(__doc__, runs=5)
-    parser.add_argument("--dir", type=Path, required=True, help="where everything is kept")
+    parser.add_argument("--dir", type=Path, required=True, help="the folder of all files")
     options = parser.parse_args()
     demo = DemoFolder(options.dir)
     folders = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)

@@ -1,4 +1,4 @@
-"""Compare the time and the probabilities of exported models and of `mmfw predict`, as complete processes.
+"""Compare time and probabilities of exported models and of `mmfw predict`, as complete processes.
 
 python scripts/bench_export.py                           an MMBT with a small BERT and ResNet
 python scripts/bench_export.py --rows 64 --full-size     an MMBT with a BERT and ResNet-152 of full size

@@ -28,7 +28,7 @@ class TrainingCost(NamedTuple):
     """Cost of a training: milliseconds per update, and seconds of the complete command."""
 
     update: float
-    whole: float
+    command_seconds: float
 
 
 def measure_training(root: Path, updates: int, **environment: str) -> TrainingCost:
@@ -37,10 +37,10 @@ def measure_training(root: Path, updates: int, **environment: str) -> TrainingCo
     arguments = ("demo", "--updates", str(updates), "--seed", "1", "training.log_interval=10")
     start = time.perf_counter()
     measure_command([*MMFW, "train", *arguments, *folders], OMP_NUM_THREADS="1", **environment)
-    whole = time.perf_counter() - start
+    command_seconds = time.perf_counter() - start
     events = read_events(lookup.find_run(root / "demo" / "save", "demo").events)
     first, *_, last = (event for event in events if event["kind"] == "train")
-    return TrainingCost(1000 * (last["t"] - first["t"]) / (last["update"] - first["update"]), whole)
+    return TrainingCost(1000 * (last["t"] - first["t"]) / (last["update"] - first["update"]), command_seconds)
 
 
 def main() -> None:
@@ -69,8 +69,10 @@ def main() -> None:
     base = [cost.update for cost in results["without"]]
     rows = []
     for name, costs in results.items():
-        update, whole = ([*values] for values in zip(*costs, strict=True))
-        rows.append([name, format_spread(update), format_ratio(update, base), format_spread(whole, ".1f")])
+        update, command_seconds = ([*values] for values in zip(*costs, strict=True))
+        rows.append(
+            [name, format_spread(update), format_ratio(update, base), format_spread(command_seconds, ".1f")]
+        )
     print_table("of a training", ["ms an update", "× without", "s in all"], rows)
 
 

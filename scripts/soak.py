@@ -184,13 +184,13 @@ class Soak:
     def run(self, interruptions: int) -> None:
         """Train with interruptions and without, and compare."""
         arguments = ["demo", "--updates", str(self._updates), *_TRAIN_ARGUMENTS, "--name"]
-        self._train_to_end([*arguments, "whole"])
+        self._train_to_end([*arguments, "undisturbed"])
         resuming = [*arguments, "soak"]
         for remaining in range(interruptions, 0, -1):
             self._interrupt(resuming, remaining)
             resuming = ["--resume", "last"]
         self._train_to_end(resuming)
-        self._compare_losses(self._find_run("soak"), self._find_run("whole"))
+        self._compare_losses(self._find_run("soak"), self._find_run("undisturbed"))
 
     def _interrupt(self, arguments: list[str], remaining: int) -> None:
         """Start an attempt, interrupt it, and check its checkpoints and processes."""

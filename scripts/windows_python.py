@@ -69,7 +69,7 @@ def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == stamp_text:
         return
     if folder.exists() and not stamp.is_file():
-        sys.exit(f"{folder} was not made by this script. Move it away, or remove it yourself.")
+        sys.exit(f"{folder} was not created by this script. Move or remove it.")
     print(f"Building a Windows Python in {folder}; this takes a minute or more.", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

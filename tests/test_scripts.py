@@ -60,7 +60,7 @@ def test_an_environment_of_the_users_own_is_left_alone(scripts: ModuleType, comm
     own = scripts.ROOT / ".venv" / "pyvenv.cfg"
     own.parent.mkdir()
     own.touch()
-    with pytest.raises(SystemExit, match="was not made by this script"):
+    with pytest.raises(SystemExit, match="was not created by this script"):
         scripts.Venv(".venv", ["dev"]).ensure()
     assert own.exists()
     assert commands == []
