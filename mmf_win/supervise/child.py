@@ -57,25 +57,33 @@ def run_child(
     inherited_fds: Sequence[int] = (),
     stop_count: Callable[[], int] | None = None,
 ) -> ChildExit:
-    """Run ``command`` to its end, with the user's Ctrl+C made graceful.
+    """Run a command until it exits, and turn Ctrl+C into a graceful stop.
 
-    The first stop signal writes ``stop_file``; a second Ctrl+C (see :mod:`mmf_win.signals`), or ``patience``
-    seconds without progress after the first, kills the child and its descendants. A child that has written
-    ``exit_file`` has nothing left to do, and is killed when it has not left a few seconds later.
+    The first stop signal creates ``stop_file``. A second Ctrl+C (see :mod:`mmf_win.signals`), or
+    ``stop_timeout`` seconds without progress after the first, kills the child and its descendants. A child that
+    has written ``outcome_file`` is killed if it does not exit within a few seconds.
 
-    When this process is killed, the child is asked to leave, too, and is killed when it has not left after
-    ten times ``patience``; on Windows it ends immediately.
+    If this process is killed, the child is asked to stop by ``stop_file``, and killed after ten times
+    ``stop_timeout``. On Windows it ends immediately.
 
     Args:
-        log: the child's output is appended here.
-        watch: called several times a second; True when the child made progress since the last call.
-        exit_file: the file by which it says how it ended; None for a child that has none.
-        on_stop: called once, when the user asked for a stop.
-        terminate: for a child that may know no stop file: seconds after the first stop, when it gets SIGTERM
-            if it is still there. Windows has no such signal. It does not outlive this process.
-        held: descriptors, of a lock for example, that stay open until the child has ended, even when this
-            process is killed.
-        stops: returns :attr:`~mmf_win.signals.StopRequests.count`; None to count here.
+        command: The command of the child.
+        log: The file to which the output of the child is appended.
+        environment: The environment variables of the child.
+        stop_file: The file that asks the child to stop; an existing one is removed.
+        poll_progress: Called several times per second; returns whether the child made progress since the last
+            call.
+        stop_timeout: Seconds without progress after a stop request before the child is killed.
+        outcome_file: The file that the child writes last, if any; an existing one is removed.
+        on_stop: Called once after the first stop request.
+        terminate_after: For a child that may ignore the stop file: seconds after the first request until it gets
+            SIGTERM, except on Windows. Such a child does not outlive this process.
+        inherited_fds: Descriptors, such as those of locks, that stay open until the child has exited, even if
+            this process is killed.
+        stop_count: Returns :attr:`~mmf_win.signals.StopRequests.count`; None to handle signals here.
+
+    Returns:
+        The exit status.
     """
     for stale_file in filter(None, (stop_file, outcome_file)):
         remove(stale_file)
