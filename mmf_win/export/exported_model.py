@@ -22,7 +22,7 @@ from mmf_win.protocol.attempt import PredictTask, ServeTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.model_process import ModelProcess
 from mmf_win.runs.targets import PredictionTarget
-from mmf_win.supervise import run_child
+from mmf_win.supervise import StopPolicy, run_child
 from mmf_win.upstream.install import require_packages
 
 #: Script that runs an exported model; :func:`write_script` puts a copy into each exported folder.
@@ -89,8 +89,7 @@ def run_model(
             environment=environment,
             stop_file=saved_request.folder.stop_file,
             poll_progress=poll_progress,
-            stop_timeout=1.0,
-            terminate_after=0.0,
+            stop_policy=StopPolicy(1.0, terminate_after=0.0),
         )
         if process.stop_requested:
             raise StoppedByUserError("interrupted")

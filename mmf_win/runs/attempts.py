@@ -21,7 +21,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_start_event
 from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.runs.plan import Plan, choose_reduction, next_attempt
-from mmf_win.supervise import count_oom_kills, run_child
+from mmf_win.supervise import StopPolicy, count_oom_kills, run_child
 from mmf_win.upstream import default_settings
 
 _log = logging.getLogger(__name__)
@@ -209,8 +209,7 @@ def run_worker(
             stop_file=folder.stop_file,
             outcome_file=folder.outcome_file,
             poll_progress=poll_events,
-            on_stop=lambda: _log.info(stopping),
-            stop_timeout=plan.job.options.stop_timeout,
+            stop_policy=StopPolicy(plan.job.options.stop_timeout, on_stop=lambda: _log.info(stopping)),
             inherited_fds=[] if lock_fd is None else [lock_fd],
         )
     outcome = determine_outcome(attempt, child_exit, memory_ran_out=count_oom_kills() != initial_oom_kills)

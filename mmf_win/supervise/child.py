@@ -43,6 +43,24 @@ class ChildExit:
     killed: bool
 
 
+@dataclass(frozen=True)
+class StopPolicy:
+    """Handling of stop requests for a child.
+
+    Attributes:
+        timeout: Seconds without progress after a stop request before the child is killed.
+        terminate_after: For a child that may ignore the stop file: seconds after the first request until it
+            gets SIGTERM, except on Windows. Such a child does not outlive this process.
+        on_stop: Called once after the first request.
+        count_requests: Returns :attr:`~mmf_win.signals.StopRequests.count`; None to handle signals here.
+    """
+
+    timeout: float
+    terminate_after: float | None = None
+    on_stop: Callable[[], None] = lambda: None
+    count_requests: Callable[[], int] | None = None
+
+
 def run_child(
     command: Sequence[str],
     *,
@@ -50,49 +68,43 @@ def run_child(
     environment: Mapping[str, str],
     stop_file: Path,
     poll_progress: Callable[[], bool],
-    stop_timeout: float,
+    stop_policy: StopPolicy,
     outcome_file: Path | None = None,
-    on_stop: Callable[[], None] = lambda: None,
-    terminate_after: float | None = None,
     inherited_fds: Sequence[int] = (),
-    stop_count: Callable[[], int] | None = None,
 ) -> ChildExit:
     """Run a command until it exits, and turn Ctrl+C into a graceful stop.
 
-    The first stop signal creates ``stop_file``. A second Ctrl+C (see :mod:`mmf_win.signals`), or
-    ``stop_timeout`` seconds without progress after the first, kills the child and its descendants. A child that
-    has written ``outcome_file`` is killed if it does not exit within a few seconds.
+    The first stop signal creates ``stop_file``. A second Ctrl+C (see :mod:`mmf_win.signals`), or a timeout
+    without progress after the first, kills the child and its descendants. A child that has written
+    ``outcome_file`` is killed if it does not exit within a few seconds.
 
-    If this process is killed, the child is asked to stop by ``stop_file``, and killed after ten times
-    ``stop_timeout``. On Windows it ends immediately.
+    If this process is killed, the child is asked to stop by ``stop_file``, and killed after ten times the
+    timeout. On Windows it ends immediately.
 
     Args:
         command: The command of the child.
         log: The file to which the output of the child is appended.
         environment: The environment variables of the child.
         stop_file: The file that asks the child to stop; an existing one is removed.
-        poll_progress: Called several times per second; returns whether the child made progress since the last
-            call.
-        stop_timeout: Seconds without progress after a stop request before the child is killed.
+        poll_progress: Called several times per second; returns whether the child made progress since the
+            last call.
+        stop_policy: Handling of stop requests.
         outcome_file: The file that the child writes last, if any; an existing one is removed.
-        on_stop: Called once after the first stop request.
-        terminate_after: For a child that may ignore the stop file: seconds after the first request until it gets
-            SIGTERM, except on Windows. Such a child does not outlive this process.
         inherited_fds: Descriptors, such as those of locks, that stay open until the child has exited, even if
             this process is killed.
-        stop_count: Returns :attr:`~mmf_win.signals.StopRequests.count`; None to handle signals here.
 
     Returns:
         The exit status.
     """
     for stale_file in filter(None, (stop_file, outcome_file)):
         remove(stale_file)
+    count_requests, terminate_after = stop_policy.count_requests, stop_policy.terminate_after
     killed = False
     with (
         log.open("ab") as output,
-        count_stop_requests() if stop_count is None else nullcontext(stop_count) as get_stop_count,
+        count_stop_requests() if count_requests is None else nullcontext(count_requests) as get_stop_count,
     ):
-        grace = stop_timeout * _ORPHAN_TIMEOUT_FACTOR if terminate_after is None else 0.0
+        grace = stop_policy.timeout * _ORPHAN_TIMEOUT_FACTOR if terminate_after is None else 0.0
         tree = ProcessTree(
             command,
             stop_file=stop_file,
@@ -110,11 +122,11 @@ def run_child(
                 if outcome_file is not None and outcome_file.exists():
                     deadline = min(deadline, time.monotonic() + EXIT_GRACE_SECONDS)
                 elif stops and (progressed or not stop_sent):
-                    deadline = time.monotonic() + stop_timeout
+                    deadline = time.monotonic() + stop_policy.timeout
                 if stops and not stop_sent:
                     stop_sent = True
                     stop_file.touch()
-                    on_stop()
+                    stop_policy.on_stop()
                     terminate_at = time.monotonic() + (
                         float("inf") if terminate_after is None else terminate_after
                     )

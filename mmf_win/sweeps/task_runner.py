@@ -24,7 +24,7 @@ from mmf_win.runs import checkpoints, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs
 from mmf_win.runs.request import CommandOptions
-from mmf_win.supervise import ChildExit, run_child
+from mmf_win.supervise import ChildExit, StopPolicy, run_child
 from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, TaskState, load_task, write_yaml
 from mmf_win.sweeps.specification import (
     CPU,
@@ -252,10 +252,12 @@ class _TaskExecution:
                 environment=self._environment(),
                 stop_file=folder.stop_file.absolute(),
                 poll_progress=self._make_watcher(name, log),
-                stop_timeout=2 * runner.stop_timeout,  # the command's own timeout ends first
-                terminate_after=None if handles_stop_file else _SIGTERM_DELAY_SECONDS,
+                stop_policy=StopPolicy(
+                    2 * runner.stop_timeout,  # the command's own timeout ends first
+                    terminate_after=None if handles_stop_file else _SIGTERM_DELAY_SECONDS,
+                    count_requests=lambda: self.get_signals().stop_count,
+                ),
                 inherited_fds=[self.lock_fd],
-                stop_count=lambda: self.get_signals().stop_count,
             )
         except FileNotFoundError as error:  # on Linux the keeper process reports this instead
             log.write_text(f"{argv[0]}: {error.strerror}\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.supervise import ChildExit, child, count_oom_kills, run_child
+from mmf_win.supervise import ChildExit, StopPolicy, child, count_oom_kills, run_child
 from tests.worlds.liveness import HOLD_CONNECTION_CODE, liveness_monitor
 
 EXITS_ON_STOP_FILE = """
@@ -110,8 +110,7 @@ class ChildRunner:
             stop_file=self.stop_file,
             outcome_file=self.folder / "exit.json",
             poll_progress=watch,
-            on_stop=lambda: self.stop_calls.append(1),
-            stop_timeout=timeout,
+            stop_policy=StopPolicy(timeout, on_stop=lambda: self.stop_calls.append(1)),
         )
 
 
@@ -218,7 +217,7 @@ def test_child_that_wrote_its_outcome_but_does_not_exit_is_killed(
 SUPERVISOR_CODE = """
 import os, sys
 from pathlib import Path
-from mmf_win.supervise import run_child
+from mmf_win.supervise import StopPolicy, run_child
 folder = Path(sys.argv[1])
 run_child(
     [sys.executable, "-c", *sys.argv[2:]],
@@ -227,8 +226,7 @@ run_child(
     stop_file=folder / "stop",
     outcome_file=folder / "exit.json",
     poll_progress=lambda: False,
-    on_stop=lambda: None,
-    stop_timeout=float(os.environ["STOP_TIMEOUT"]),
+    stop_policy=StopPolicy(float(os.environ["STOP_TIMEOUT"])),
 )
 """
 
