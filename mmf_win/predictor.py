@@ -282,7 +282,7 @@ def _image_file(image: object, temp_file: Path) -> Path:
         try:
             to_rgb(image).save(temp_file, "PPM")  # the pixels that models read, without loss
         except Exception as error:  # Pillow decodes lazily, so a damaged file raises any error only here
-            raise UnreadableImageError(f"{_IMAGE_LABEL}: cannot be decoded ({error})") from None
+            raise UnreadableImageError(f"{_IMAGE_LABEL}: image cannot be read ({error})") from None
     else:
         hint = "pass a path, the bytes of an image file or a Pillow image"
         raise UsageError(f"{_IMAGE_LABEL} has the unsupported type {type(image).__name__}", hint=hint)

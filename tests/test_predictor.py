@@ -188,7 +188,7 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
         (cut, "", UnreadableImageError, f"{cut}: "),
         (cut.read_bytes(), "", UnreadableImageError, "the image: "),
         (b"", "", UnreadableImageError, "the image: cannot identify image file 'the image'"),
-        (opened, "", UnreadableImageError, "the image: cannot be decoded ("),
+        (opened, "", UnreadableImageError, "the image: image cannot be read ("),
         (tmp_path / "none.png", "", DatasetError, f"{tmp_path / 'none.png'}: image not found"),
         (tmp_path, "", DatasetError, f"{tmp_path}: image not found"),
         (5, "", UsageError, "the image has the unsupported type int"),

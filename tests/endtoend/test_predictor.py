@@ -92,7 +92,7 @@ def test_one_meme_gets_the_number_of_mmfw_predict_and_a_bad_one_is_named(tool: T
             with pytest.raises(UnreadableImageError) as raised:
                 next(found)
             told = str(raised.value)
-            assert told.startswith(f"{shown}: the picture cannot be read (")
+            assert told.startswith(f"{shown}: image cannot be read (")
             assert str(temporary) not in told and "row" not in told
         assert predictor.predict(path, text) == expected and newest_worker(temporary) == worker
     assert files_of(run) == before, "nothing is left in the run's folder"
