@@ -1,4 +1,4 @@
-"""Protected archives and their verified extraction. Knows no memes.
+"""Reading and verified extraction of archives, encrypted or not. Independent of the dataset.
 
 Usable as a library::
 
@@ -11,10 +11,11 @@ Usable as a library::
     digest = hashlib.sha256()
     for done in archive.extract(lambda member: Path("out", member.name), digest=digest):
         print(done.name, done.size, done.sha256)
-    print(digest.hexdigest())  # of the archive itself, made in the same pass
+    print(digest.hexdigest())  # SHA-256 of the archive itself, computed in the same pass
 
-zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and folders all look the same
-from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
+The interface is the same for zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and
+folders. Errors in an archive raise an :class:`~mmf_win.errors.ArchiveError` that names the file and the
+member.
 """
 
 from typing import TYPE_CHECKING

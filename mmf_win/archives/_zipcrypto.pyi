@@ -1,4 +1,4 @@
-"""A C extension; its source is in the folder native."""
+"""C extension for ZipCrypto; its source is in the folder ``native``."""
 
 Keys = tuple[int, int, int]
 

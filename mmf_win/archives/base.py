@@ -1,4 +1,4 @@
-"""What every kind of archive has in common: a list of members, and one verified way to write them out."""
+"""Base class of all archive formats: a list of members and their verified extraction."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from mmf_win.files import add_path_to_errors, remove
 from mmf_win.sniffing import UNPACK_HINT, CommandHint
 from mmf_win.threads import AdvanceCallback, ignore_progress, wait_for_result
 
-#: Bytes that are read or written in one call.
+#: Bytes read or written in one call.
 BLOCK_BYTES = 1 << 20
 
-#: What is raised for compressed data that is damaged.
-INFLATE_ERROR: type[Exception] = zlib_ng.error  # type: ignore[assignment]  # zlib-ng's types call it an object
+#: Exception for damaged deflate data.
+INFLATE_ERROR: type[Exception] = zlib_ng.error  # type: ignore[assignment]  # zlib-ng annotates it as object
 
-#: Answers with the password; called once, when something encrypted is to be read.
+#: Returns the password; called once, before the first encrypted member is read.
 PasswordCallback = Callable[[], str]
 
-#: What is listed of an archive; so many members of the smallest size still fit into the memory.
+#: Maximum number of members of an archive; the list of this many still fits into memory.
 MAX_MEMBERS = 100_000
 
-#: Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this.
+#: Maximum LZMA dictionary size; xz -9 uses 64 MiB, and 7z -mx=9 at most this.
 MAX_DICTIONARY_BYTES = 256 << 20
 
-GET_AGAIN_HINT = "the file may be incomplete or damaged; get it again"
+GET_AGAIN_HINT = "download the archive again; it may be truncated"
 _RENAME_HINT = "rename or remove this file"
 
 
 class Digest(Protocol):
-    """What can be fed with bytes, as the objects of hashlib can."""
+    """Anything that can be updated with bytes, such as a hashlib object."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Member:
     """A file in an archive.
 
     Attributes:
-        name: relative path with ``/`` between its parts, safe to join to a folder.
-        size: bytes when unpacked, as the archive declares them.
-        encrypted: whether a password is needed to read it.
-        crc32: checksum that the archive keeps, None where it keeps none.
-        problem: why it will not be extracted (a link, a name that Windows refuses …), None for most.
-        hint: the next step where there is a problem.
+        name: Relative path with ``/`` as separator, safe to join to a folder.
+        size: Uncompressed size in bytes, as declared by the archive.
+        encrypted: Whether a password is needed to read it.
+        crc32: Checksum recorded in the archive, or None if it records none.
+        problem: Why it cannot be extracted (a link, a name that Windows rejects …), or None.
+        hint: Next step if there is a problem.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Member:
     hint: str = UNPACK_HINT
 
 
-#: Member → the file to write it to; None leaves it out. Asked once for each.
+#: Member → the file to write it to, or None to skip it. Called once per member.
 TargetChooser: TypeAlias = Callable[[Member], Path | None]
 
 MemberT = TypeVar("MemberT", bound=Member)
@@ -81,10 +81,10 @@ class ExtractedFile:
     """A member that was written and verified.
 
     Attributes:
-        name: of the member.
-        target: the file.
-        size: bytes.
-        sha256: hash in hex, made of the bytes as they were written.
+        name: Name of the member.
+        target: File that it was written to.
+        size: Size in bytes.
+        sha256: SHA-256 of the written bytes, in hex.
     """
 
     name: str
@@ -94,13 +94,13 @@ class ExtractedFile:
 
 
 class Archive(ABC):
-    """An archive to read. Each pass opens the file again, so nothing is to be closed.
+    """An archive to read. Each pass opens the file again, so there is nothing to close.
 
     Attributes:
-        path: the archive itself.
-        members: its files; folders are not listed.
-        read_size: bytes that ``progress`` of :meth:`extract` is told of, where all of the archive is read;
-            None where these are the bytes that are written.
+        path: The archive file or folder.
+        members: Its files; folders are not listed.
+        read_size: Total number of bytes that :meth:`extract` reports to ``progress`` if it reports bytes
+            read; None if it reports bytes written.
     """
 
     read_size: int | None = None
@@ -114,38 +114,42 @@ class Archive(ABC):
         self.members: Sequence[Member] = ()
 
     def check_password(self) -> None:
-        """Ask for the password if a member is encrypted, and try it on a few small ones, writing nothing.
+        """Ask for the password if a member is encrypted, and try it on a few small members.
 
-        Raises PasswordError where it is wrong, or there is nobody to ask.
+        Nothing is written.
+
+        Raises:
+            PasswordError: The password is wrong, or there is no callback to ask for it.
         """
         if self._password_checked or not any(member.encrypted for member in self.members):
             return
         self._require_password()
         if not self._is_password_correct():
-            raise wrong_password_error(self.path)
+            wrong_password = wrong_password_error(self.path)
+            raise wrong_password
         self._password_checked = True
 
     def extract(
         self, choose: TargetChooser, progress: AdvanceCallback = ignore_progress, digest: Digest | None = None
     ) -> Generator[ExtractedFile, None, None]:
-        """Write members to files, in whatever order is fastest.
+        """Write members to files, in the order that is fastest.
 
-        Each is written to its target straight away and removed again if its size or checksum is wrong, so
-        let the targets lie in a staging folder until all are there.
+        Each member is written directly to its target and removed again if its size or checksum is wrong.
+        Use targets in a staging folder until all members are written.
 
         Args:
-            choose: says for each member where to write it; the target's folder is made.
-            progress: called with the number of bytes just written, or of a tar, just read.
-            digest: is fed with the archive itself, beside the extraction; complete when this has ended.
+            choose: Returns the target of each member; the target's folder is created.
+            progress: Called with the number of bytes just written, or just read in the case of a tar.
+            digest: Receives the bytes of the archive itself during the extraction; complete at the end.
 
         Yields:
-            what was written, after its size and CRC were verified. A tar keeps no checksum of a member;
-            only at the end is it known that a compressed one is intact.
+            Each written file, after its size and CRC were verified. A tar has no checksums of its members;
+            a compressed one is verified only at the end.
 
         Raises:
-            ArchiveError: a member is refused, damaged, or not of the size it declares, or the archive was
-                changed meanwhile.
-            PasswordError: the password is missing or wrong.
+            ArchiveError: A member is rejected, damaged or does not have its declared size, or the archive
+                was changed during the extraction.
+            PasswordError: The password is missing or wrong.
         """
         try:
             with _feed_digest(self.path, digest), closing(self._extract(choose, progress)) as extracted:
@@ -158,13 +162,13 @@ class Archive(ABC):
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
         if self._file_version is not None and _file_version(self.path) not in (None, self._file_version):
             hint = "wait until its download or copy is complete"
-            raise unsupported_error(self.path, "it was changed while it was read", hint=hint) from cause
+            raise unsupported_error(self.path, "archive changed while being read", hint=hint) from cause
 
     def _require_password(self) -> str:
-        """The password, asked for when it is first needed."""
+        """Return the password, asking for it on the first call."""
         if self._password is None:
             if self._ask is None:
-                raise PasswordRequiredError(f"{self.path} is encrypted and no password was given")
+                raise PasswordRequiredError(f"{self.path}: encrypted, but no password was given")
             self._password = self._ask()
         return self._password
 
@@ -175,7 +179,7 @@ class Archive(ABC):
         """Write the chosen members."""
 
     def _select_targets(self, members: Iterable[MemberT], choose: TargetChooser) -> dict[MemberT, Path]:
-        """The members that are chosen, each with its target; asks for the password if one needs it."""
+        """Return the chosen members with their targets; check the password if one is encrypted."""
         targets = {}
         for member in members:
             if (target := choose(member)) is not None:
@@ -187,49 +191,51 @@ class Archive(ABC):
         return targets
 
     def _is_password_correct(self) -> bool:
-        """Whether the given password opens the archive; asked only of encrypted ones."""
+        """Return whether the password opens the archive; called only for encrypted archives."""
         return True
 
     @staticmethod
     def _is_intact(member: Member, content: Iterable[bytes | memoryview]) -> bool:
-        """Whether a member can be read and has its checksum."""
+        """Return whether a member can be read and matches its checksum."""
         with suppress(ArchiveError):
             crc = reduce(lambda crc, block: zlib_ng.crc32(block, crc), content, 0)
             return member.crc32 in (None, crc)
         return False
 
     def _mark_name_problems(self, members: Iterable[MemberT]) -> list[MemberT]:
-        """``members``, with those marked whose names clash or cannot be written everywhere."""
-        listed = list(members)
-        twins = find_name_collisions(member.name for member in listed)
+        """Set ``problem`` for members whose names collide or are not valid on every system."""
+        marked = list(members)
+        collisions = find_name_collisions(member.name for member in marked)
         hint = CommandHint(_RENAME_HINT if self.path.is_dir() else f"unpack it, {_RENAME_HINT}")
-        for at, member in enumerate(listed):
-            if not member.problem and (problem := find_name_problem(member.name) or twins.get(member.name)):
-                listed[at] = replace(member, problem=problem, hint=hint)
-        return listed
+        for index, member in enumerate(marked):
+            if not member.problem and (
+                problem := find_name_problem(member.name) or collisions.get(member.name)
+            ):
+                marked[index] = replace(member, problem=problem, hint=hint)
+        return marked
 
     def _damaged_error(self, reason: str, member: str | None = None) -> ArchiveError:
-        """What is wrong with the archive, or with one member of it."""
+        """Return the error for a damaged archive or member."""
         return damaged_error(self.path, reason, member)
 
     def _require_member_limit(self, member_count: int) -> None:
-        """Refuse an archive whose list of members is a bomb."""
+        """Reject an archive with so many members that their list would fill the memory."""
         if member_count > MAX_MEMBERS:
-            raise unsupported_error(self.path, f"it has more than {MAX_MEMBERS:,} members")
+            raise unsupported_error(self.path, f"too many members (limit: {MAX_MEMBERS:,})")
 
     def _safe_name(self, raw: str) -> str:
-        """The member's name; refuses the archive when that is an attack."""
+        """Return the member's name; reject the archive if the name is unsafe."""
         try:
             return safe_name(raw)
         except ValueError as error:
-            hint = "this archive may be an attack; get it from another place"
+            hint = "get the archive from another source; this one may be malicious"
             raise unsupported_error(
-                self.path, f"member {raw[:100]!r} is refused: {error}", hint=hint
+                self.path, f"member {raw[:100]!r} rejected: {error}", None, hint
             ) from None
 
 
 class MemberWriter:
-    """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it."""
+    """Writer of one member; :meth:`close` removes the file unless :meth:`finish` has verified it."""
 
     def __init__(self, archive: Path, member: Member, target: Path, progress: AdvanceCallback) -> None:
         self._archive, self._member, self._target, self._progress = archive, member, target, progress
@@ -238,42 +244,41 @@ class MemberWriter:
         self._verified = False
         try:
             self._file = target.open("wb")
-        except FileNotFoundError:  # to look for the folder each time would cost as much as a small file
+        except FileNotFoundError:  # checking for the folder each time would cost as much as a small file
             target.parent.mkdir(parents=True, exist_ok=True)
             self._file = target.open("wb")
 
     def close(self) -> None:
-        """Let go of the file, and remove it unless it was verified."""
+        """Close the file, and remove it unless it was verified."""
         with add_path_to_errors(self._target):
             self._file.close()
         if not self._verified:
             remove(self._target)
 
     def write(self, block: bytes | memoryview) -> None:
-        """Append a block; an ArchiveError, and nothing is written, where the member declares less."""
+        """Append a block; raise an ArchiveError instead if this exceeds the declared size."""
         self._size += len(block)
         if self._size > self._member.size:
-            raise damaged_error(self._archive, "it holds more bytes than it declares", self._member.name)
+            raise damaged_error(self._archive, "larger than its declared size", self._member.name)
         try:
             self._file.write(block)
         except OSError as error:
-            error.filename = error.filename or str(self._target)  # a full disk does not say whose file it was
+            error.filename = error.filename or str(self._target)  # the error of a full disk names no file
             raise
         self._crc = zlib_ng.crc32(block, self._crc)
         self._sha256.update(block)
         self._progress(len(block))
 
     def finish(self) -> ExtractedFile:
-        """Close the file; an ArchiveError where its size or checksum is not what the archive declares."""
+        """Close the file; raise an ArchiveError if its size or checksum differs from the declared one."""
         with add_path_to_errors(self._target):
             self._file.close()
         member = self._member
         if self._size < member.size:
-            raise damaged_error(
-                self._archive, f"it ends after {self._size} of {member.size} bytes", member.name
-            )
+            reason = f"truncated ({self._size} of {member.size} bytes)"
+            raise damaged_error(self._archive, reason, member.name)
         if member.crc32 not in (None, self._crc):
-            raise damaged_error(self._archive, "its checksum (CRC-32) is wrong", member.name)
+            raise damaged_error(self._archive, "checksum mismatch (CRC-32)", member.name)
         self._verified = True
         return ExtractedFile(member.name, self._target, self._size, self._sha256.hexdigest())
 
@@ -294,10 +299,10 @@ def write_member(
 
 @contextmanager
 def _feed_digest(path: Path, digest: Digest | None) -> Iterator[None]:
-    """Feed a file to a digest, if there is one, in a thread beside the block, at whose end it is complete.
+    """Hash a file in a background thread while the block runs; the digest is complete on exit.
 
-    The system reads the file from the disk only once: whichever thread comes second to a part of it, this one
-    or those that extract, finds it in memory.
+    The system reads the file from the disk only once: the hashing and the extracting threads read each part
+    shortly after one another, so the second one gets it from the page cache.
     """
     if digest is None:
         yield
@@ -319,34 +324,34 @@ def _feed_digest(path: Path, digest: Digest | None) -> Iterator[None]:
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
-    """What changes with a file's content; None for a folder, and for what is gone: open files stay intact."""
+    """Return size and mtime of a file, or None for a folder or a removed file (open files stay intact)."""
     with suppress(FileNotFoundError):
-        now = path.stat()
-        return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
+        status = path.stat()
+        return None if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
     return None
 
 
 def damaged_error(path: Path, reason: str, member: str | None = None) -> ArchiveError:
-    """Return the error for a wrong checksum, a file that was cut off, or a broken structure."""
+    """Return the error for a wrong checksum, a truncated file or an invalid structure."""
     return unsupported_error(path, reason, member, GET_AGAIN_HINT)
 
 
 def unsupported_error(
     path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT
 ) -> ArchiveError:
-    """Return the error for what may be intact, but is not read."""
-    what = reason if member is None else f"member {member}: {reason}"
-    return ArchiveError(what, hint=hint, prefix=f"{path}:")
+    """Return the error for an archive or member that may be intact but is not supported."""
+    message = reason if member is None else f"member {member}: {reason}"
+    return ArchiveError(message, hint=hint, prefix=f"{path}:")
 
 
 def split_archive_error(path: Path, first_part: str) -> ArchiveError:
-    """Return the error for one part of a split archive, whose ``first`` part 7-Zip has to be given."""
+    """Return the error for one part of a split archive; its hint opens ``first_part`` with 7-Zip."""
     command = format_command("7z", "x", first_part)
     hint = CommandHint(f"put all its parts into one folder, run `{command}` there")
-    return unsupported_error(path, "it is one part of a split archive", hint=hint)
+    return unsupported_error(path, "one part of a split archive", hint=hint)
 
 
 def wrong_password_error(path: Path) -> PasswordError:
-    """The error for a password that does not open the archive."""
-    hint = "upper and lower case count; mind a blank at the end"
-    return PasswordError(f"{path}: the password is wrong", hint=hint)
+    """Return the error for a password that does not open the archive."""
+    hint = "check upper and lower case, and spaces at the end"
+    return PasswordError(f"{path}: wrong password", hint=hint)

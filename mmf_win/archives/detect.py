@@ -1,6 +1,6 @@
-"""Tells what an archive is by its content: names are often wrong, and downloads are often web pages.
+"""Detection of the archive format by content.
 
-A folder is read as if it were an archive.
+File names may be wrong, and downloads may be web pages. A folder is read like an archive.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from mmf_win.files import iter_files
 from mmf_win.sniffing import HEAD_BYTES, CommandHint, recognize_substitute
 from mmf_win.threads import AdvanceCallback
 
-_ZIP_SIGNATURES = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
+_ZIP_SIGNATURES = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a split zip
 _SEVEN_ZIP_SIGNATURE = b"7z\xbc\xaf\x27\x1c"
 _GZIP_SIGNATURE = b"\x1f\x8b"
 
 
-def open_archive(path: Path, ask: PasswordCallback | None = None, *, listed: bool = True) -> Archive:
-    """Open an archive for reading, whatever its suffix says; a compressed tar is read to its end for that.
+def open_archive(path: Path, ask: PasswordCallback | None = None, *, list_members: bool = True) -> Archive:
+    """Open an archive for reading; the file's suffix is ignored.
 
     Args:
-        path: a zip, 7z, tar or tar.gz file, or a folder.
-        ask: answers with the password; called once, and only if something is encrypted.
-        listed: without it, the members of a tar are not listed; see
-            :class:`~mmf_win.archives.tar.TarArchive`.
+        path: A zip, 7z, tar or tar.gz file, or a folder.
+        ask: Returns the password; called at most once, and only if something is encrypted.
+        list_members: Whether to list the members of a tar, for which a compressed one is read to its end;
+            see :class:`~mmf_win.archives.tar.TarArchive`.
+
+    Returns:
+        The archive; nothing is extracted yet.
 
     Raises:
-        ArchiveError: there is no such file, it is no archive, it is damaged, or a member's name is an attack.
-        PasswordError: even the list of members is encrypted, and the password is missing or wrong.
+        ArchiveError: The file does not exist, is no archive, is damaged, or a member's name is unsafe.
+        PasswordError: The list of members is encrypted, and the password is missing or wrong.
     """
     if path.is_dir():
         return FolderArchive(path)
@@ -53,15 +56,17 @@ def open_archive(path: Path, ask: PasswordCallback | None = None, *, listed: boo
         raise ArchiveError(f"{path}: no such file or folder")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if found := recognize_substitute(head):
-        kind, hint = found
-        raise unsupported_error(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
+    if substitute := recognize_substitute(head):
+        kind, hint = substitute
+        not_an_archive = unsupported_error(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
+        raise not_an_archive
     try:
-        return _open(path, head, ask, list_members=listed)
+        return _open(path, head, ask, list_members=list_members)
     except ArchiveError as error:
         if re.fullmatch(r"\.(\d|z)\d\d", path.suffix, re.IGNORECASE):
-            first = ".zip" if path.suffix[1] in "zZ" else ".001"
-            raise split_archive_error(path, path.with_suffix(first).name) from error
+            first_suffix = ".zip" if path.suffix[1] in "zZ" else ".001"
+            split_archive = split_archive_error(path, path.with_suffix(first_suffix).name)
+            raise split_archive from error
         raise
 
 
@@ -77,17 +82,17 @@ def _open(path: Path, head: bytes, ask: PasswordCallback | None, *, list_members
 
     if head.startswith(_GZIP_SIGNATURE) or _is_tar(head):
         return TarArchive(path, head.startswith(_GZIP_SIGNATURE), list_members=list_members)
-    with suppress(zipfile.BadZipFile):  # a Zip64 that is damaged, or the last part of several
-        if not zipfile.is_zipfile(path):  # a self-extracting one begins with a program
-            others = "zip, 7z, tar, tar.gz and folders are read; if it is another archive"
-            hint = CommandHint(f"{others}, unpack it with 7-Zip")
-            raise unsupported_error(path, "not an archive that mmfw reads", hint=hint)
+    with suppress(zipfile.BadZipFile):  # a damaged Zip64, or the last part of a split zip
+        if not zipfile.is_zipfile(path):  # a self-extracting zip begins with a program
+            supported = "supported are zip, 7z, tar, tar.gz and folders; if it is another archive"
+            hint = CommandHint(f"{supported}, unpack it with 7-Zip")
+            raise unsupported_error(path, "not a supported archive", hint=hint)
     return ZipArchive(path, ask)
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether a tar begins like this: its header has a checksum, even in old tars without a magic."""
-    import tarfile  # most archives are none, and this would be a good part of the time that a small one takes
+    """Return whether ``head`` is a tar header, which has a checksum even in old tars without a magic."""
+    import tarfile  # imported late: most archives are no tar, and opening a small one would take much longer
 
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
@@ -96,7 +101,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 class FolderArchive(Archive):
-    """The files under a folder. Links are followed: the owner of the folder has made them."""
+    """The files below a folder. Links are followed, since the folder's owner created them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

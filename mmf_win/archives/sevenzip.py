@@ -1,4 +1,4 @@
-"""7z, decoded by other processes: py7zr's decoders are native, and damage may end whoever runs them."""
+"""7z archives, decoded in child processes, since damaged data may crash py7zr's native decoders."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from mmf_win.machine import default_thread_count
 from mmf_win.paths import module_command
 from mmf_win.threads import AdvanceCallback, ThreadGroup, partition_by_size
 
-#: Stands before each part of an answer: whether it is the last, and how many bytes it has.
+#: Header of each part of an answer: whether it is the last part, and its size in bytes.
 PART_HEADER = struct.Struct("<?I")
 
-#: The bytes from which another decoder pays off, which has to start and to derive the key again.
+#: Minimum size in bytes that is worth another decoder, which has to start and derive the key again.
 MIN_SHARE_BYTES = 32 << 20
 _INTERRUPT_EXIT_CODES = (
     -signal.SIGINT,
@@ -48,31 +48,36 @@ _idle_decoders: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class SevenZipMember(Member):
-    """A file in a 7z: its ``number`` there, and the compressed ``stream`` it is in; None for an empty one."""
+    """A file in a 7z archive.
+
+    Attributes:
+        number: Its index in the archive.
+        stream: ID of the compressed stream that contains it, or None if the file is empty.
+    """
 
     number: int = field(kw_only=True)
     stream: int | None = field(kw_only=True)
 
 
 class SevenZipArchive(Archive):
-    """A 7z file. Many members share a compressed stream, which is read from its beginning each time.
+    """A 7z file. Members may share a compressed stream, which can only be read from its beginning.
 
-    Those of different streams are extracted at the same time.
+    Members of different streams are extracted in parallel.
     """
 
     def __init__(self, path: Path, ask: PasswordCallback | None = None) -> None:
         super().__init__(path, ask)
         try:
-            listed = self._list_members()
+            entries = self._list_members()
         except PasswordRequiredError:  # even the list of members is encrypted
             self._require_password()
             try:
-                listed = self._list_members()
+                entries = self._list_members()
             except ArchiveError:
                 raise wrong_password_error(path) from None
-        self._require_member_limit(len(listed))
+        self._require_member_limit(len(entries))
         self.members: Sequence[SevenZipMember] = self._mark_name_problems(
-            SevenZipMember(**told | {"name": self._safe_name(told["name"])}) for told in listed
+            SevenZipMember(**entry | {"name": self._safe_name(entry["name"])}) for entry in entries
         )
 
     def _list_members(self) -> Any:
@@ -80,10 +85,10 @@ class SevenZipArchive(Archive):
 
     def _is_password_correct(self) -> bool:
         # Only the first member of a stream can be read cheaply.
-        first = {m.stream: m for m in reversed(self.members) if m.encrypted and not m.problem}
-        if not first:  # nothing of it will be extracted
+        first_members = {m.stream: m for m in reversed(self.members) if m.encrypted and not m.problem}
+        if not first_members:  # no encrypted member will be extracted
             return True
-        cheapest = min(first.values(), key=lambda member: member.size)
+        cheapest = min(first_members.values(), key=lambda member: member.size)
         return self._is_intact(cheapest, self._decode([cheapest.number]))
 
     def _extract(
@@ -105,27 +110,27 @@ class SevenZipArchive(Archive):
         targets: Mapping[SevenZipMember, Path],
         group: ThreadGroup[ExtractedFile],
     ) -> None:
-        """A thread's work."""
+        """Extract the members assigned to one thread."""
         share.sort(key=lambda member: member.number)
         with closing(self._decode([member.number for member in share])) as blocks:
             for member in share:
                 content = _take_bytes(member.size, blocks)
                 group.report(write_member(self.path, member, targets[member], content, group.advance))
-            for _ in blocks:  # the answer's end
+            for _ in blocks:  # reads the end of the answer
                 pass
 
     def _decode(self, numbers: Sequence[int] | None = None) -> Generator[bytes, None, None]:
-        """What a decoder answers: the content of members, one after another, or the list of all."""
+        """Yield a decoder's answer: the content of members one after another, or the list of all."""
         path = os.fsencode(self.path.absolute()).hex()
         request = {"path": path, "password": self._password, "numbers": numbers}
         is_last, decoder = False, _get_decoder()
         assert decoder.stdin and decoder.stdout
         try:
-            with suppress(OSError):  # it has ended, which its answer tells
+            with suppress(OSError):  # if the decoder has ended, its missing answer shows that
                 decoder.stdin.write(json.dumps(request).encode() + b"\n")
                 decoder.stdin.flush()
-            while head := decoder.stdout.read(PART_HEADER.size):
-                is_last, size = PART_HEADER.unpack(head)
+            while header := decoder.stdout.read(PART_HEADER.size):
+                is_last, size = PART_HEADER.unpack(header)
                 content = decoder.stdout.read(size)
                 if is_last:
                     break
@@ -138,7 +143,7 @@ class SevenZipArchive(Archive):
         if not is_last:
             if decoder.returncode in _INTERRUPT_EXIT_CODES:
                 raise KeyboardInterrupt
-            raise self._damaged_error(f"it cannot be decoded (exit code {decoder.returncode} of the decoder)")
+            raise self._damaged_error(f"decoder failed (exit code {decoder.returncode})")
         kind, text, errno = json.loads(content)
         if kind == "PasswordRequired":
             raise PasswordRequiredError(f"{self.path}: {text}")
@@ -146,35 +151,36 @@ class SevenZipArchive(Archive):
             raise unsupported_error(self.path, text)
         if kind == "MemoryError":
             raise MemoryError(text)
-        if errno not in (None, EINVAL):  # EINVAL: too far away to be sought
+        if errno not in (None, EINVAL):  # EINVAL: a damaged offset is too large to seek to
             raise OSError(errno, text, str(self.path))
         if kind is not None:
-            raise self._damaged_error(f"{'cannot be read as a 7z' if numbers is None else 'damaged'}: {text}")
+            raise self._damaged_error(f"{'not a valid 7z' if numbers is None else 'damaged'}: {text}")
 
 
 def _take_bytes(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks of the next so many bytes; a member ends where a block does."""
+    """Yield the blocks of the next ``size`` bytes; members end at block boundaries."""
     while size > 0 and (block := next(blocks, None)) is not None:
         size -= len(block)
         yield block
 
 
 def _get_decoder() -> subprocess.Popen[bytes]:
-    """A process that waits for a request; one that was here before need not start, and remembers keys."""
+    """Return an idle decoder, or start one; an idle one needs no start and remembers derived keys."""
     while _idle_decoders:
         decoder = _idle_decoders.pop()
         if decoder.poll() is None:
             return decoder
         _kill_decoder(decoder)
     command = module_command("mmf_win.archives.sevenzip_decoder")
-    pipe, here = subprocess.PIPE, Path(__file__).parent  # Windows keeps a process's folder from being removed
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=here)
+    # On Windows, a process's working directory cannot be removed, so it must not be the user's.
+    pipe, package_dir = subprocess.PIPE, Path(__file__).parent
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=package_dir)
 
 
 def _kill_decoder(decoder: subprocess.Popen[bytes]) -> None:
-    """End it, unless it has ended by itself."""
+    """Kill a decoder if it is still running."""
     decoder.kill()
-    with suppress(OSError), decoder:  # a request that nobody has read cannot be flushed
+    with suppress(OSError), decoder:  # an unread request cannot be flushed
         pass
 
 

@@ -1,4 +1,4 @@
-"""tar, plain or compressed by gzip."""
+"""tar archives, plain or compressed with gzip."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mmf_win.console import Progress
 from mmf_win.sniffing import UNPACK_HINT, UNPACK_TWICE_HINT, CommandHint
 from mmf_win.threads import AdvanceCallback, ignore_progress, wait_for_result
 
-# Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
+# Headers with long names and similar data precede a member; tarfile reads them into memory without a limit.
 _EXTENSION_HEADER_TYPES = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 _MAX_HEADER_BYTES = 1 << 16
-_MAX_ALL_HEADERS_BYTES = 1 << 24  # altogether; words take much longer to read than files
+_MAX_ALL_HEADERS_BYTES = 1 << 24  # in total; keywords take much longer to read than files
 _MAX_PAX_KEYWORDS = 1000
 _READ_AHEAD_BLOCKS = 4
 
@@ -44,28 +44,26 @@ _DAMAGE_ERRORS: tuple[type[Exception], ...] = (
     tarfile.TarError,
     EOFError,
     INFLATE_ERROR,
-    OSError,  # of gzip; unlike those of the system it has no number
-    ValueError,  # a number of tarfile's that is none, or too large
-    RecursionError,  # headers that each stand before another header
+    OSError,  # of gzip; unlike errors of the system it has no errno
+    ValueError,  # a number that tarfile cannot parse, or that is too large
+    RecursionError,  # a long chain of headers that each precede another header
 )
 
 
-_REPACK_HINT = "; or pack it again, with GNU tar without --sparse, with bsdtar by --no-read-sparse"
-_UNPACK_SPARSE_HINT = CommandHint(
-    "unpack it with `tar -xf`", f"FOLDER`{_REPACK_HINT}"
-)  # 7-Zip 26 spoils some
+_REPACK_HINT = "; or create the archive again without --sparse (GNU tar) or with --no-read-sparse (bsdtar)"
+# Not with 7-Zip: version 26 damages some sparse files.
+_UNPACK_SPARSE_HINT = CommandHint("unpack it with `tar -xf`", f"FOLDER`{_REPACK_HINT}")
 
 
 class TarArchive(Archive):
-    """A tar. A compressed one is read through once to list it, with a bar; this also verifies its checksum.
+    """A tar file. Listing a compressed one reads it to its end and verifies its checksum.
 
-    Extracting needs no list: members are chosen as they come, in one pass. Unless it is ``listed``,
-    ``members`` stays empty.
+    Extraction needs no list: members are chosen in one pass. Without ``list_members``, ``members`` is empty.
     """
 
     def __init__(self, path: Path, is_gzipped: bool, *, list_members: bool = True) -> None:
         super().__init__(path)
-        self.read_size = path.stat().st_size  # what is in it may not be known before it is extracted
+        self.read_size = path.stat().st_size  # the size of the members may be unknown before extraction
         self._is_gzipped = is_gzipped
         if list_members:
             with self._translate_errors():
@@ -83,73 +81,73 @@ class TarArchive(Archive):
                 yield from (member for member, _ in self._iter_members(tar))
 
     def _iter_members(self, tar: tarfile.TarFile) -> Iterator[tuple[Member, int]]:
-        """Yield all members but folders, with the places of their data: for a hard link, its target's."""
+        """Yield all members except folders with the offset of their data; for a hard link, its target's."""
         count, files = 0, dict[str, tuple[int, Member]]()
         while (info := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them, with their texts
+            tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them in memory
             count += 1
             self._require_member_limit(count)
             if info.isdir():
                 continue
-            place, member = info.offset_data, self._make_member(info)
+            offset, member = info.offset_data, self._make_member(info)
             if info.islnk():
-                place, target = files.get(normpath(info.linkname), (place, member))
+                offset, target = files.get(normpath(info.linkname), (offset, member))
                 member = replace(target, name=member.name)
-            files[member.name] = place, member
-            yield member, place
+            files[member.name] = offset, member
+            yield member, offset
 
     def _extract(
         self, choose: TargetChooser, progress: AdvanceCallback
     ) -> Generator[ExtractedFile, None, None]:
-        refused = {member.name: member for member in self.members if member.problem}
+        problem_members = {member.name: member for member in self.members if member.problem}
         links: dict[int, list[tuple[Member, Path]]] = defaultdict(list)
         with self._translate_errors():
             with self._open_stream(progress) as (content, tar):
-                for member, place in self._iter_members(tar):
+                for member, offset in self._iter_members(tar):
                     if (target := choose(member)) is None:
                         continue
                     self._select_targets(
-                        self._mark_name_problems([refused.get(member.name, member)]), lambda _: target
+                        self._mark_name_problems([problem_members.get(member.name, member)]), lambda _: target
                     )
-                    if place < content.tell():
-                        links[place].append((member, target))
+                    if offset < content.tell():
+                        links[offset].append((member, target))
                         continue
-                    blocks = self._read_blocks(content, place, member.size)
+                    blocks = self._read_blocks(content, offset, member.size)
                     yield write_member(self.path, member, target, blocks, ignore_progress)
-            if links:  # their targets may not be chosen, or already moved
+            if links:  # their targets may not be chosen, or may already be moved
                 with self._open_stream(ignore_progress) as (content, _):
-                    for place, copies in sorted(links.items()):
+                    for offset, copies in sorted(links.items()):
                         yield from self._write_copies(
-                            copies, self._read_blocks(content, place, copies[0][0].size)
+                            copies, self._read_blocks(content, offset, copies[0][0].size)
                         )
 
     def _write_copies(
         self, copies: list[tuple[Member, Path]], blocks: Iterator[memoryview]
     ) -> list[ExtractedFile]:
-        """Write several members that have the same content."""
-        done = [write_member(self.path, *copies[0], blocks, ignore_progress)]
+        """Write several members with the same content."""
+        written = [write_member(self.path, *copies[0], blocks, ignore_progress)]
         for member, target in copies[1:]:
-            with done[0].target.open("rb") as file:
-                done.append(
+            with written[0].target.open("rb") as file:
+                written.append(
                     write_member(
                         self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), ignore_progress
                     )
                 )
-        return done
+        return written
 
     def _make_member(self, info: Any) -> Member:
-        problem = None if info.isreg() else "it is a device, not a file"
+        problem = None if info.isreg() else "devices are not supported"
         hint: str = UNPACK_HINT
         if info.issym():
-            problem = "it is a symbolic link"
-        elif info.islnk():  # which its target takes the place of
-            problem, hint = f"it is a hard link to {info.linkname}, which is not before it", GET_AGAIN_HINT
+            problem = "symbolic links are not supported"
+        elif info.islnk():  # a valid hard link is replaced by its target later
+            problem, hint = f"hard link to {info.linkname}, which does not precede it", GET_AGAIN_HINT
         elif info.is_sparse:
-            problem, hint = "it is a sparse file, which mmfw does not read", _UNPACK_SPARSE_HINT
+            problem, hint = "sparse files are not supported", _UNPACK_SPARSE_HINT
         return Member(self._safe_name(info.name), info.size, problem=problem, hint=hint)
 
     def _read_blocks(self, content: ReadAheadFile, offset: int, size: int) -> Iterator[memoryview]:
-        """Yield the next ``left`` bytes from a place on."""
+        """Yield ``size`` bytes from an offset on."""
         content.seek(offset)
         while size:
             if not (block := content.take(min(size, BLOCK_BYTES))):
@@ -159,7 +157,7 @@ class TarArchive(Archive):
 
     @contextmanager
     def _open_stream(self, progress: AdvanceCallback) -> Iterator[tuple[ReadAheadFile, tarfile.TarFile]]:
-        """The content for one pass from its beginning to its end, where gzip's checksum is, and the tar."""
+        """Open the tar for one pass; on exit, read to the end, where gzip's checksum is."""
         with (
             closing(ReadAheadFile(self.path, self._is_gzipped, progress)) as content,
             _LimitedTarFile.open(fileobj=content, mode="r:", tarinfo=_LimitedTarInfo) as tar,  # type: ignore[call-overload]
@@ -170,67 +168,67 @@ class TarArchive(Archive):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn the errors of a damaged archive into one that names it."""
+        """Convert the exceptions for damaged data to an ArchiveError that names the file."""
         try:
             yield
         except _DAMAGE_ERRORS as error:
-            if getattr(error, "errno", None) not in (None, EINVAL):  # EINVAL: too far away to be sought
+            if getattr(error, "errno", None) not in (None, EINVAL):  # EINVAL: offset too large to seek to
                 raise
             self._require_unchanged()
             kind = "tar.gz" if self._is_gzipped else "tar"
-            refusal = self._damaged_error(f"not a valid {kind}: {error}")
+            damage = self._damaged_error(f"not a valid {kind}: {error}")
             if isinstance(error, _NotTarError):
-                refusal.hint = UNPACK_TWICE_HINT
-            raise refusal from error
+                damage.hint = UNPACK_TWICE_HINT
+            raise damage from error
 
 
 class _NotTarError(tarfile.ReadError):
-    """A file does not begin with a tar's header."""
+    """The file does not begin with a tar header."""
 
 
 class _LimitedTarFile(tarfile.TarFile):
-    """Counts the bytes of the headers that stand before members."""
+    """TarFile that counts the bytes of the headers that precede members."""
 
     header_bytes = 0
 
 
 class _LimitedTarInfo(tarfile.TarInfo):
-    """A member, before which no more is read into memory than a real one needs."""
+    """TarInfo that limits how many header bytes are read into memory before a member."""
 
     is_sparse = False
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> _LimitedTarInfo:
-        """The next member; tarfile would take a tar that was cut off or damaged at a header for complete."""
+        """Return the next member; tarfile alone treats a tar truncated or damaged at a header as complete."""
         try:
             return super().fromtarfile(tar)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             if not tar.offset:
-                raise _NotTarError("there is no tar in it") from error
-            raise tarfile.ReadError(f"its end is missing ({error})") from error
+                raise _NotTarError("no tar header") from error
+            raise tarfile.ReadError(f"end of the archive is missing ({error})") from error
 
     def _block(self, count: int) -> int:
-        """Where tarfile rounds sizes up; Pythons with CVE-2025-8194 go back in the file by negative ones."""
+        """Round a size up to blocks; reject a negative one, which seeks back if CVE-2025-8194 is unfixed."""
         if count < 0:
-            raise tarfile.ReadError(f"a member of {count} bytes")
+            raise tarfile.ReadError(f"member size of {count} bytes")
         return super()._block(count)  # type: ignore[misc, no-any-return]
 
     def _proc_member(self, tar: _LimitedTarFile) -> tarfile.TarInfo | None:
-        """Where tarfile wants subclasses to say how a type of member is read."""
+        """Check the limits before tarfile reads a member; subclasses are meant to override this method."""
         if self.type in _EXTENSION_HEADER_TYPES:
             if self.size > _MAX_HEADER_BYTES:
-                raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
+                raise tarfile.ReadError(f"header too large ({self.size} bytes)")
             tar.header_bytes += self.size
             if tar.header_bytes > _MAX_ALL_HEADERS_BYTES:
-                raise tarfile.ReadError(f"headers of {tar.header_bytes} bytes, which no archive needs")
-        if len(tar.pax_headers) > _MAX_PAX_KEYWORDS:  # each member gets a copy
-            raise tarfile.ReadError(f"headers with {len(tar.pax_headers)} words, which no archive needs")
+                raise tarfile.ReadError(f"headers too large ({tar.header_bytes} bytes in total)")
+        if len(tar.pax_headers) > _MAX_PAX_KEYWORDS:  # tarfile copies them for each member
+            raise tarfile.ReadError(f"too many header keywords ({len(tar.pax_headers)})")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
     def _proc_sparse(self: Any, tar: Any) -> Any:
-        """Mark a sparse file: a few bytes may claim to be terabytes of zeros, or millions of parts."""
+        """Mark a sparse file, whose few bytes may declare terabytes of zeros or millions of parts."""
         self.is_sparse, has_more = True, self._sparse_structs[1]
         while has_more:
             has_more = tar.fileobj.read(tarfile.BLOCKSIZE)[504:505].strip(b"\0")
@@ -239,15 +237,15 @@ class _LimitedTarInfo(tarfile.TarInfo):
     def _mark_sparse(self, member: _LimitedTarInfo, *_: object) -> None:
         member.is_sparse = True
 
-    # What tarfile calls for each of the three ways of pax to say that a member is sparse.
+    # tarfile calls one of these for each of the three pax formats of sparse members.
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _mark_sparse
 
 
 class ReadAheadFile:
-    """The content of a file for tarfile to walk through; a thread reads and decompresses a few blocks ahead.
+    """File object for tarfile whose background thread reads and decompresses a few blocks ahead.
 
-    Only one thread may read it, and :meth:`close` ends its own. In the reader's, ``progress`` is called with
-    the number of the file's own bytes that were read.
+    Only one thread may read it. ``progress`` is called in that thread with the number of bytes read from the
+    file (compressed bytes, if it is compressed). :meth:`close` ends the background thread.
     """
 
     def __init__(self, path: Path, is_gzipped: bool, progress: AdvanceCallback) -> None:
@@ -262,36 +260,42 @@ class ReadAheadFile:
         )
 
     def take(self, max_size: int) -> memoryview:
-        """The next bytes, not copied: at most so many, and no more than one block; none at the end only.
+        """Return the next bytes without copying them.
 
-        Raises whatever reading the file raised, once all bytes before that are taken.
+        An exception of the background thread is raised once all bytes before it are returned.
+
+        Args:
+            max_size: Maximum number of bytes.
+
+        Returns:
+            At most ``max_size`` bytes and at most one block; empty only at the end.
         """
         if not self._pending_bytes:
-            # The end, or what was raised, stays in front, so that it is there again for the next call.
+            # The end or an exception stays first in the queue, so that the next call gets it again.
             if block := wait_for_result(self._block_futures[0]):
                 self._block_futures.popleft()
                 self._block_futures.append(self._thread.submit(self._stream.read, BLOCK_BYTES))
                 self._pending_bytes = memoryview(block)
-            read = self._file.tell()
-            self._progress(read - self._reported_bytes)
-            self._reported_bytes = read
-        taken, self._pending_bytes = self._pending_bytes[:max_size], self._pending_bytes[max_size:]
-        self._position += len(taken)
-        return taken
+            read_bytes = self._file.tell()
+            self._progress(read_bytes - self._reported_bytes)
+            self._reported_bytes = read_bytes
+        chunk, self._pending_bytes = self._pending_bytes[:max_size], self._pending_bytes[max_size:]
+        self._position += len(chunk)
+        return chunk
 
     def read(self, size: int) -> bytes:
-        """So many bytes; less at the end only."""
+        """Return ``size`` bytes, or fewer at the end of the file."""
         data = bytes(self.take(size))
         while len(data) < size and (more := self.take(size - len(data))):
             data += more
         return data
 
     def tell(self) -> int:
-        """Return the number of bytes that were taken."""
+        """Return the number of bytes that were read."""
         return self._position
 
     def seek(self, position: int) -> None:
-        """Go forward to this position, or to the end."""
+        """Skip forward to a position, or to the end."""
         while self._position < position and self.take(min(position - self._position, BLOCK_BYTES)):
             pass
 

@@ -1,9 +1,9 @@
-"""Extracts the members of a zip on several threads, and those of the classic encryption many at a time.
+"""Extraction of zip members on several threads, each of which decrypts many members in parallel.
 
-Each thread works in rounds. It fills its arena with the next piece of each member that it has in hand,
-decrypts all these pieces side by side, and passes each one on: inflate, checksum, file. So memory depends
-neither on the size of the archive nor on that of a member, and even members of very different sizes keep all
-lanes busy.
+Each thread works in rounds. It fills its arena with the next piece of each of its open members, decrypts all
+these pieces in parallel (one SIMD lane per piece) and then inflates, checks and writes each piece. So the
+memory needed is independent of the size of the archive and its members, and members of very different sizes
+keep all lanes busy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mmf_win.archives.zipcrypto import ENCRYPTION_HEADER_SIZE, Cipher, Keys, loa
 from mmf_win.machine import default_thread_count
 from mmf_win.threads import AdvanceCallback, ThreadGroup
 
-#: The bytes of memory in which a thread decrypts.
+#: Size of a thread's buffer for decryption.
 ARENA_BYTES = 16 << 20
-# Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
-#: The bytes of a member that are read at a time.
+# Not a multiple of 4096: otherwise all pieces would map to the same set of the CPU cache.
+#: Bytes of a member that are read at a time.
 PIECE_BYTES = (256 << 10) + 64
-#: The bytes that a thread takes at a time, at least.
+#: Minimum number of bytes that a thread processes per round.
 MIN_ROUND_BYTES = 8 << 20
-#: The packed bytes from which a member is taken before smaller ones.
+#: Packed size from which a member is processed before smaller ones.
 LARGE_MEMBER_BYTES = 4 << 20
 _MAX_OPEN_MEMBERS = 1024
 
@@ -37,33 +37,37 @@ _MAX_OPEN_MEMBERS = 1024
 def extract_zip_members(
     path: Path, secret: bytes, targets: Mapping[ZipMember, Path], progress: AdvanceCallback
 ) -> Generator[ExtractedFile, None, None]:
-    """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract_zip_members`."""
+    """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     is_native = load_extension() is not None
     packed_size = sum(member.packed_size for member in targets)
     count = max(1, min(default_thread_count(), packed_size // MIN_ROUND_BYTES))
-    in_rounds = {member for member in targets if is_native and member.encrypted and member.aes is None}
-    side_by_side, one_by_one = MemberQueue(in_rounds), MemberQueue(targets.keys() - in_rounds)
+    parallel_members = {member for member in targets if is_native and member.encrypted and member.aes is None}
+    parallel_queue, sequential_queue = (
+        MemberQueue(parallel_members),
+        MemberQueue(targets.keys() - parallel_members),
+    )
     group: ThreadGroup[ExtractedFile] = ThreadGroup()
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
         workers = [_Worker(path, targets, reader, Cipher(secret).keys, group, count) for reader in readers]
         yield from group.run(
-            [partial(worker.extract_members, side_by_side, one_by_one) for worker in workers], progress
+            [partial(worker.extract_members, parallel_queue, sequential_queue) for worker in workers],
+            progress,
         )
 
 
 def decryption_engine() -> str:
-    """What decrypts here, for people."""
+    """Describe the implementation of ZipCrypto that is used on this machine."""
     if module := load_extension():
         return f"C extension, {module.kernels()[0]} kernel, {default_thread_count()} threads"
-    return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
+    return "fast-zip-decryption (faster with a C compiler or mmfw's own wheel)"
 
 
 class MemberQueue:
-    """Members that threads take: the largest first, then all others in the order of the archive.
+    """Queue of members for all threads: the largest first, then all others in archive order.
 
-    A large member occupies a single lane for long. Begun last, it would end when all others are idle; and a
-    thread that took all of them would work on when the other threads have ended.
+    A large member occupies a single lane for a long time. Started last, it would finish while all other lanes
+    are idle. A thread that took all large members would still be busy after the other threads have ended.
     """
 
     def __init__(self, members: Iterable[ZipMember]) -> None:
@@ -75,7 +79,7 @@ class MemberQueue:
         self.remaining_bytes = sum(member.packed_size for member in in_order)
 
     def take(self, max_size: int | None = None) -> ZipMember | None:
-        """The next member, a large one only if it has at most so many bytes; None when there is none."""
+        """Return the next member, or None; a large one only if its packed size is at most ``max_size``."""
         with self._lock:
             if self._large_members and (max_size is None or self._large_members[0].packed_size <= max_size):
                 member = self._large_members.popleft()
@@ -89,7 +93,7 @@ class MemberQueue:
 
 @dataclass
 class _Worker:
-    """A thread's work: the members of the classic encryption in rounds, then all others one by one."""
+    """Work of one thread: ZipCrypto members in rounds, then all others one by one."""
 
     path: Path
     targets: Mapping[ZipMember, Path]
@@ -99,7 +103,7 @@ class _Worker:
     worker_count: int
 
     def extract_members(self, parallel_queue: MemberQueue, sequential_queue: MemberQueue) -> None:
-        """Extract until there is no more."""
+        """Extract members until both queues are empty."""
         if parallel_queue.remaining_bytes:
             self._decrypt_in_rounds(parallel_queue)
         while (member := sequential_queue.take()) is not None:
@@ -112,28 +116,28 @@ class _Worker:
         kernel = zipcrypto.kernels()[0]
         arena = bytearray(min(ARENA_BYTES, queue.remaining_bytes + PIECE_BYTES))
         view = memoryview(arena)
-        in_hand: list[_MemberStream] = []
+        streams: list[_MemberStream] = []
         try:
-            while self._fill_arena(in_hand, view, queue):
-                by_size = sorted(in_hand, key=lambda stream: -stream.piece_size)
+            while self._fill_arena(streams, view, queue):
+                by_size = sorted(streams, key=lambda stream: -stream.piece_size)
                 spans = [(stream.piece_start, stream.piece_size, stream.keys) for stream in by_size]
                 for stream, keys in zip(by_size, zipcrypto.decrypt(arena, spans, kernel), strict=True):
                     stream.keys = keys
-                for stream in in_hand:
+                for stream in streams:
                     stream.write_piece(view[stream.piece_start : stream.piece_start + stream.piece_size])
-                in_hand = [stream for stream in in_hand if stream.remaining_bytes]
+                streams = [stream for stream in streams if stream.remaining_bytes]
         finally:
-            for stream in in_hand:
+            for stream in streams:
                 stream.close()
 
     def _fill_arena(self, streams: list[_MemberStream], view: memoryview, queue: MemberQueue) -> bool:
-        """Read the next piece of each stream, and begin new ones while there is room; False at the end."""
+        """Read the next piece of each stream and open new streams that fit; return whether any is open."""
         used = 0
         for stream in streams:
             used += stream.read_piece(view, used)
-        # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(MIN_ROUND_BYTES, queue.remaining_bytes // (2 * self.worker_count)))
-        while used + PIECE_BYTES <= room and len(streams) < _MAX_OPEN_MEMBERS:
+        # Rounds become smaller towards the end, so that all threads finish at about the same time.
+        limit = min(len(view), max(MIN_ROUND_BYTES, queue.remaining_bytes // (2 * self.worker_count)))
+        while used + PIECE_BYTES <= limit and len(streams) < _MAX_OPEN_MEMBERS:
             share = queue.remaining_bytes // self.worker_count - sum(
                 stream.remaining_bytes for stream in streams
             )
@@ -147,7 +151,7 @@ class _Worker:
 
 
 class _MemberStream:
-    """A member on its way through the rounds of one thread."""
+    """An open member that is processed in the rounds of one thread."""
 
     def __init__(self, worker: _Worker, member: ZipMember) -> None:
         self._worker, self._member = worker, member
@@ -159,7 +163,7 @@ class _MemberStream:
         self.piece_start = self.piece_size = 0
 
     def read_piece(self, view: memoryview, start: int) -> int:
-        """Read the next piece to ``start`` and return its size."""
+        """Read the next piece into ``view`` at ``start`` and return its size."""
         self.piece_start, self.piece_size = start, min(self.remaining_bytes, PIECE_BYTES)
         self._worker.reader.read_at(self._member, self._offset, view[start : start + self.piece_size])
         self._offset += self.piece_size
@@ -167,7 +171,7 @@ class _MemberStream:
         return self.piece_size
 
     def write_piece(self, plain: memoryview) -> None:
-        """Write the piece, now decrypted; the last one ends the member."""
+        """Write a decrypted piece; the last one completes the member."""
         worker, member = self._worker, self._member
         if self._output is None:
             worker.reader.require_matching_password(member, plain)
@@ -179,6 +183,6 @@ class _MemberStream:
             worker.group.report(self._output.finish())
 
     def close(self) -> None:
-        """Let go of the file, which is removed unless it is complete."""
+        """Close the file, which is removed unless it is complete."""
         if self._output is not None:
             self._output.close()

@@ -1,4 +1,4 @@
-"""The members of a zip, read one at a time."""
+"""Reading, decryption and decompression of zip members, one at a time."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from mmf_win.errors import ArchiveError, PasswordError
 _HAS_DESCRIPTOR = 1 << 3
 _HAS_END_MARKER = 1 << 1
 
-#: What precedes a member's data: a signature and the sizes of its name and its extra fields.
+#: Header before a member's data: the signature, and the sizes of its name and its extra fields.
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True)
 class ZipMember(Member):
-    """A file in a zip, with what the directory says of it.
+    """A file in a zip.
 
-    ``aes`` is None for a member that is plain or classically encrypted.
+    Attributes:
+        info: Its entry in the directory.
+        aes: Its AES field, or None if it is plain or encrypted with ZipCrypto.
     """
 
     info: zipfile.ZipInfo = field(kw_only=True, compare=False)
@@ -45,12 +47,12 @@ class ZipMember(Member):
 
     @property
     def packed_size(self) -> int:
-        """Bytes in the archive."""
+        """Compressed size in bytes."""
         return self.info.compress_size
 
 
 class ZipReader:
-    """Reads members, one at a time, through a file handle of its own, so each thread has one."""
+    """Reader of one member at a time; it has its own file handle, so each thread needs its own reader."""
 
     def __init__(self, path: Path, secret: bytes = b"") -> None:
         self._path = path
@@ -59,24 +61,26 @@ class ZipReader:
         self._block = bytearray(BLOCK_BYTES)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def read_content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
-        """The member's own bytes; see :meth:`read_compressed`."""
+        """Yield the uncompressed content of a member; see :meth:`read_compressed`."""
         decoder = MemberDecoder(self._path, member)
-        # To its end even when all is unpacked: an AES member's MAC comes last.
+        # Read to the end even if all content is unpacked: the MAC of an AES member comes last.
         for block in self.read_compressed(member):
             yield from decoder.feed(block)
 
     def read_compressed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
-        """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
+        """Yield the compressed bytes of a member, decrypted.
 
-        The first block of an encrypted member is empty: asking for no more checks the password and
-        decrypts nothing.
+        Yields:
+            Blocks that are valid until the next one. The first block of an encrypted member is empty, so
+            taking only that one checks the password without decrypting anything.
 
-        Raises PasswordError where the member's check bytes say that the password is not right, and
-        ArchiveError where the member is cut off, damaged or not authentic.
+        Raises:
+            PasswordError: According to the member's check bytes, the password is wrong.
+            ArchiveError: The member is truncated, damaged or not authentic.
         """
         offset, size = self.data_offset(member), member.packed_size
         self._file.seek(offset)
@@ -91,9 +95,9 @@ class ZipReader:
                 aes.decrypt(block)
                 yield block
             if not aes.is_authentic(self._read_exactly(member, MAC_SIZE)):
-                raise self._damaged_error("its authentication code is wrong", member)
+                raise self._damaged_error("authentication code mismatch", member)
         else:
-            # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
+            # Only the extension module: the package's Python code would patch the standard library's zipfile.
             from _zipdecrypter import StandardZipDecrypter
 
             decrypt = StandardZipDecrypter(self._secret).decrypt_bytes
@@ -105,32 +109,33 @@ class ZipReader:
                 yield decrypt(bytes(block))
 
     def data_offset(self, member: ZipMember) -> int:
-        """Where the member's data begin; an ArchiveError if there is no member where the directory says."""
+        """Return the offset of a member's data; raise an ArchiveError if its local header is missing."""
         self._file.seek(member.info.header_offset)
         signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read_exactly(member, LOCAL_HEADER.size))
         if signature != b"PK\x03\x04":
-            raise self._damaged_error("there is no header where the directory says", member)
+            raise self._damaged_error("local header is missing", member)
         return member.info.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
 
     def read_at(self, member: ZipMember, offset: int, buffer: memoryview) -> None:
-        """Fill ``into`` with what is at ``offset``; an ArchiveError if the file ends before."""
+        """Fill ``buffer`` with the bytes at ``offset``; raise an ArchiveError if the file ends before."""
         self._file.seek(offset)
         self._read_into(member, buffer)
 
     def require_matching_password(self, member: ZipMember, header: bytes | memoryview) -> None:
-        """A PasswordError if the header of a member with the classic encryption was decrypted wrongly.
+        """Raise a PasswordError if the decrypted header of a ZipCrypto member has a wrong last byte.
 
-        Its last byte is that of the CRC (APPNOTE 6.1.6), or where that was not known yet, of the DOS time.
+        It must equal the high byte of the CRC (APPNOTE 6.1.6), or of the DOS time if the CRC was unknown when
+        the header was written.
         """
-        check = member.info.CRC >> 24
+        check_byte = member.info.CRC >> 24
         if member.info.flag_bits & _HAS_DESCRIPTOR:
             _, _, _, hour, minute, _ = member.info.date_time
-            check = hour << 3 | minute >> 3
-        if header[ENCRYPTION_HEADER_SIZE - 1] != check:
+            check_byte = hour << 3 | minute >> 3
+        if header[ENCRYPTION_HEADER_SIZE - 1] != check_byte:
             raise self._wrong_password_error(member)
 
     def _read_blocks(self, member: ZipMember, size: int) -> Iterator[memoryview]:
-        """The next bytes of the file, in blocks that each lie at the beginning of ``self._block``."""
+        """Yield the next bytes of the file in blocks that reuse ``self._block``."""
         while size > 0:
             block = memoryview(self._block)[: min(size, BLOCK_BYTES)]
             self._read_into(member, block)
@@ -139,7 +144,7 @@ class ZipReader:
 
     def _read_into(self, member: ZipMember, buffer: memoryview) -> None:
         if self._file.readinto(buffer) < len(buffer):
-            raise self._damaged_error("it is cut off", member)
+            raise self._damaged_error("truncated", member)
 
     def _read_exactly(self, member: ZipMember, size: int) -> bytes:
         data = bytearray(size)
@@ -150,15 +155,16 @@ class ZipReader:
         return damaged_error(self._path, reason, member.name)
 
     def _wrong_password_error(self, member: ZipMember) -> PasswordError:
-        hint = "it opens others; this one is damaged, or was encrypted with another password"
-        return PasswordError(f"{self._path}: the password does not open member {member.name}", hint=hint)
+        hint = "check whether this member has another password; the password opens others, or it is damaged"
+        return PasswordError(f"{self._path}: wrong password for member {member.name}", hint=hint)
 
 
 class MemberDecoder:
-    """Unpacks the data of one member, never more than 1 MiB at once.
+    """Decompressor of one member that yields at most 1 MiB at once.
 
-    Source for LZMA: APPNOTE 5.8.8. The version of an SDK and the size of the properties stand before these. A
-    .lzma file has the unpacked size behind them instead, which is -1 where a marker ends the data.
+    LZMA data (APPNOTE 5.8.8) begins with the version of the SDK and the size of the properties, followed by
+    the properties. A .lzma file has the uncompressed size after the properties instead; it is -1 if a marker
+    ends the data.
     """
 
     def __init__(self, path: Path, member: ZipMember) -> None:
@@ -174,26 +180,20 @@ class MemberDecoder:
         self._lzma_size = struct.pack("<q", size) if method == zipfile.ZIP_LZMA else b""
 
     def feed(self, packed: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        """Yield what the next piece unpacks to; nothing once the data has ended.
-
-        The first piece of LZMA must hold its whole header. Raises ArchiveError where the data is damaged, or
-        takes too much memory.
-        """
+        """Yield the unpacked data of the next piece; raise an ArchiveError if it is damaged."""
         if self._stream is None:
             yield packed
             return
-        if len(packed) and self._lzma_size:
+        if len(packed) and self._lzma_size:  # the first piece must contain the complete header
             packed, self._lzma_size = bytes(packed[4:9]) + self._lzma_size + bytes(packed[9:]), b""
         block = b""
-        while not self._stream.eof and (len(packed) or block):  # an empty block: nothing is left to come
+        while not self._stream.eof and (len(packed) or block):  # an empty block: the piece is used up
             try:
                 block = self._stream.decompress(packed, BLOCK_BYTES)
             except (INFLATE_ERROR, OSError, lzma.LZMAError) as error:
-                if "Memory usage limit" in str(error):  # of liblzma
-                    reason = f"it takes more than {MAX_DICTIONARY_BYTES >> 20} MiB of memory to unpack"
+                if "Memory usage limit" in str(error):  # message of liblzma
+                    reason = f"needs more than {MAX_DICTIONARY_BYTES >> 20} MiB of memory to unpack"
                     raise unsupported_error(self._path, reason, self._member.name) from error
-                raise damaged_error(
-                    self._path, "its compressed data is damaged", self._member.name
-                ) from error
-            packed = getattr(self._stream, "unconsumed_tail", b"")  # others keep it themselves
+                raise damaged_error(self._path, "compressed data is damaged", self._member.name) from error
+            packed = getattr(self._stream, "unconsumed_tail", b"")  # bz2 and lzma keep it themselves
             yield block

@@ -1,7 +1,7 @@
-"""The classic encryption of PKZIP ("ZipCrypto"), and a writer of zips that use it.
+"""The traditional PKZIP encryption ("ZipCrypto") and a writer of zip files that use it.
 
-Source: PKWARE's APPNOTE.TXT, section 6.1 (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT). It
-is weak and only keeps the curious out; it is here because the Hateful Memes archive uses it.
+Source: PKWARE's APPNOTE.TXT, section 6.1 (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT). The
+encryption is weak; it is implemented because the Hateful Memes archive uses it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from typing import Any
 
 from mmf_win.files import atomic_replace
 
-#: Random bytes before the encrypted data; the last one tells whether the password may be right.
+#: Size of the random header before the encrypted data; its last byte allows checking the password.
 ENCRYPTION_HEADER_SIZE = 12
 
-#: The state of the cipher: three 32-bit numbers.
+#: State of the cipher: three 32-bit numbers.
 Keys = tuple[int, int, int]
 
-# The table of CRC-32: what one byte makes of a register of zeros. zlib inverts the register before and after.
+# CRC-32 table: register value after one byte, starting from zero. zlib inverts the register before and after.
 _CRC_TABLE = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))
 
 
 class Cipher:
-    """The cipher in pure Python, which is slow. Encrypts one member, from its first byte on."""
+    """Slow pure Python implementation of the cipher; an instance encrypts one member from its start."""
 
     def __init__(self, password: bytes = b"") -> None:
         self.keys: Keys = (0x12345678, 0x23456789, 0x34567890)
         self.encrypt_bytes(password)
 
     def encrypt_bytes(self, data: bytes) -> bytes:
-        """The next bytes of the member, encrypted."""
+        """Encrypt the next bytes of the member."""
         key0, key1, key2 = self.keys
-        out = bytearray()
+        encrypted = bytearray()
         for byte in data:
             k = key2 & 0xFFFF | 2
-            out.append(byte ^ (k * (k ^ 1) >> 8 & 0xFF))
+            encrypted.append(byte ^ (k * (k ^ 1) >> 8 & 0xFF))
             key0 = key0 >> 8 ^ _CRC_TABLE[(key0 ^ byte) & 0xFF]
             key1 = ((key1 + (key0 & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
             key2 = key2 >> 8 ^ _CRC_TABLE[(key2 ^ key1 >> 24) & 0xFF]
         self.keys = key0, key1, key2
-        return bytes(out)
+        return bytes(encrypted)
 
 
 def load_extension() -> ModuleType | None:
-    """The C extension; None where it was not built."""
+    """Return the C extension, or None if it was not built."""
     try:
         return import_module("mmf_win.archives._zipcrypto")
     except ImportError:
@@ -57,17 +57,20 @@ def load_extension() -> ModuleType | None:
 
 
 def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password: str) -> None:
-    """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The complete file or none.
+    """Write a zip with deflated and encrypted members, like ``zip -P``; an incomplete file is never left.
 
-    ``files`` are names with ``/`` between their parts, and contents; the password is encoded as UTF-8.
+    Args:
+        path: Target file.
+        files: Pairs of name (``/`` as separator) and content.
+        password: Encoded as UTF-8.
     """
     secret = password.encode()
-    with atomic_replace(path) as temporary, zipfile.ZipFile(temporary, "w") as opened:
-        archive: Any = opened  # zipfile encrypts nothing, but writes headers and the directory
+    with atomic_replace(path) as temporary, zipfile.ZipFile(temporary, "w") as zip_file:
+        archive: Any = zip_file  # zipfile cannot encrypt, but it writes the headers and the directory
         for name, content in files:
-            info = zipfile.ZipInfo(name)  # of 1980-01-01, so that the file does not depend on the clock
+            info = zipfile.ZipInfo(name)  # dated 1980-01-01, so that the file does not depend on the clock
             info.compress_type, info.flag_bits = zipfile.ZIP_DEFLATED, 1  # encrypted
-            # Made on Unix: of DOS names, unzip believes no UTF-8 flag. Hence a Unix mode, too.
+            # Marked as created on Unix, with a mode: unzip ignores the UTF-8 flag of names created on DOS.
             info.create_system, info.external_attr = 3, 0o100644 << 16
             info.CRC, info.file_size = zlib.crc32(content), len(content)
             deflate = zlib.compressobj(wbits=-15)

@@ -1,4 +1,4 @@
-"""Whatever happens to an archive's bytes, what is on disk afterwards is right, or there is an error."""
+"""Damaged archives: every file on disk afterwards is correct, or there is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n fo
 
 
 def with_descriptors(path: Path) -> None:
-    """As when a zip is written to a pipe: sizes and checksums come after the data."""
+    """Write a zip to a pipe, so that sizes and checksums follow the data."""
 
     class Pipe(io.BytesIO):
         def tell(self) -> int:
@@ -62,18 +62,18 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "tar.gz": lambda path: write_tar(path, FILES, "gz"),
 }
 SLOW = ("AE-1", "AE-2", "encrypted 7z")
-"""Those for which keys are derived each time they are opened."""
+"""Kinds for which opening an archive derives a key."""
 
 
 @pytest.fixture
 def data(kind: str, user_dir: Path) -> bytes:
-    """What the archive ``a.bin`` consists of."""
+    """Content of the archive ``a.bin``."""
     KINDS[kind](user_dir / "a.bin")
     return (user_dir / "a.bin").read_bytes()
 
 
 def extract(data: bytes, user_dir: Path) -> bool:
-    """Extract what can be extracted; whether there was no error."""
+    """Extract as many members as possible; return whether there was no error."""
     path, out = user_dir / "a.bin", user_dir / "out"
     path.write_bytes(data)
     try:
@@ -85,38 +85,38 @@ def extract(data: bytes, user_dir: Path) -> bool:
     return True
 
 
-def all_is_right_or_refused(data: bytes, user_dir: Path) -> None:
-    whole = extract(data, user_dir)
-    found = read_tree(user_dir / "out") if (user_dir / "out").exists() else {}
-    for name, content in found.items():
-        assert content in FILES.values()  # a damaged name is a name like any other
+def require_intact_or_rejected(data: bytes, user_dir: Path) -> None:
+    is_intact = extract(data, user_dir)
+    files = read_tree(user_dir / "out") if (user_dir / "out").exists() else {}
+    for name, content in files.items():
+        assert content in FILES.values()  # a damaged name may still be a valid name
         (user_dir / "out" / name).unlink()
-    assert not whole or len(found) <= len(FILES)
+    assert not is_intact or len(files) <= len(FILES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_undamaged(data: bytes, user_dir: Path) -> None:
+def test_undamaged_archive_is_extracted(data: bytes, user_dir: Path) -> None:
     assert extract(data, user_dir)
     assert read_tree(user_dir / "out") == FILES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_anywhere(data: bytes, user_dir: Path) -> None:
+def test_truncation_at_any_byte_is_detected(data: bytes, user_dir: Path) -> None:
     for size in range(0, len(data), 3):
         assert not extract(data[:size], user_dir)
         assert not (user_dir / "out").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_bit_flipped_anywhere(kind: str, data: bytes, user_dir: Path) -> None:
+def test_flipped_bit_at_any_byte_is_detected(kind: str, data: bytes, user_dir: Path) -> None:
     for number, at in enumerate(range(0, len(data), 3 if kind in SLOW else 1)):
         damaged = bytearray(data)
         damaged[at] ^= 1 << number % 8
-        all_is_right_or_refused(damaged, user_dir)
+        require_intact_or_rejected(damaged, user_dir)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_damage(data: bytes, user_dir: Path) -> None:
+def test_random_damage_is_detected(data: bytes, user_dir: Path) -> None:
     random = Random(1)
     for _ in range(400):
         damaged = bytearray(data)
@@ -130,11 +130,11 @@ def test_random_damage(data: bytes, user_dir: Path) -> None:
                 case 2:
                     start = random.randrange(len(damaged))
                     damaged[at:at] = damaged[start : start + random.randrange(1, 50)]
-        all_is_right_or_refused(damaged, user_dir)
+        require_intact_or_rejected(damaged, user_dir)
 
 
 @pytest.mark.parametrize("kind", ["encrypted", "with descriptors", "zip64"])
-def test_a_bit_that_flipped_in_the_directory_hides_no_member(data: bytes, user_dir: Path) -> None:
+def test_flipped_bit_in_the_directory_hides_no_member(data: bytes, user_dir: Path) -> None:
     path = user_dir / "a.bin"
     for bit in range(8 * data.index(b"PK\1\2"), 8 * len(data)):
         damaged = bytearray(data)

@@ -1,4 +1,4 @@
-"""Folders, and telling archives apart by their content."""
+"""Detection of archive formats by content, and folders."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.worlds.archive_writers import DATASET_FILES, unpack_all, write_7z, wr
 from tests.worlds.memes import write_tree
 
 
-def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
+def test_folder_is_read_like_an_archive(user_dir: Path) -> None:
     write_tree(DATASET_FILES, user_dir / "in")
     assert unpack_all(user_dir / "in", user_dir / "out") == DATASET_FILES
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
+def test_folder_that_links_to_itself_is_read_once(user_dir: Path) -> None:
     write_tree({"a/x": b"1"}, user_dir / "in")
     (user_dir / "in" / "a" / "again").symlink_to(user_dir / "in", target_is_directory=True)
     archive = open_archive(user_dir / "in")
@@ -39,7 +39,7 @@ def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
     ],
     ids=["zip", "7z", "tar", "tar.gz"],
 )
-def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], user_dir: Path) -> None:
+def test_format_is_detected_by_content_not_suffix(write: Callable[[Path], object], user_dir: Path) -> None:
     path = user_dir / "download.rar"
     write(path)
     assert {member.name for member in open_archive(path).members} == DATASET_FILES.keys()
@@ -60,16 +60,18 @@ def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], use
             "this is a web page or an error message of a server",
         ),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "this is a Zstandard file"),
-        (b"just text", "not an archive"),
+        (b"just text", "not a supported archive"),
         (b"\n<!DOCTYPE html><html>please log in", "this is a web page"),
-        (bytes(2048), "not an archive"),
+        (bytes(2048), "not a supported archive"),
         (b"PK\x03\x04" + bytes(500), "not a valid zip"),
-        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "cannot be read as a 7z"),
+        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "not a valid 7z"),
         (b"\x1f\x8b" + bytes(500), "not a valid tar.gz"),
-        (gzip.compress(b"a text that is no tar", mtime=0), "not a valid tar.gz"),
+        (gzip.compress(b"a text, not a tar", mtime=0), "not a valid tar.gz"),
     ],
 )
-def test_what_is_no_archive_is_said_so(content: bytes | None, reason: str, user_dir: Path) -> None:
+def test_error_describes_a_file_that_is_no_archive(
+    content: bytes | None, reason: str, user_dir: Path
+) -> None:
     path = user_dir / "не архив.zip"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""No archive takes more memory than a small machine has: bombs are read in a process with a limit."""
+"""Archive bombs, opened in a process with limited memory and CPU time."""
 
 from __future__ import annotations
 
@@ -45,45 +45,45 @@ def _tar_gz(path: Path, parts: Iterable[bytes]) -> None:
         file.write(bytes(1024))
 
 
-def _header(name: str, size: int = 0, told: dict[str, str] | None = None) -> bytes:
-    info = hostile_archives.tar_member(name, pax_headers=told)
+def _header(name: str, size: int = 0, keywords: dict[str, str] | None = None) -> bytes:
+    info = hostile_archives.tar_member(name, pax_headers=keywords)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
 def deep_names(path: Path) -> None:
-    """A tar.gz of a few hundred bytes whose member lies in 120,000 folders."""
+    """Write a tar.gz of a few hundred bytes whose member is in 120,000 nested folders."""
     _tar_gz(path, [hostile_archives.tar_member("a/" * 120_000 + "b").tobuf(tarfile.GNU_FORMAT)])
 
 
-def deep_names_in_a_zip(path: Path) -> None:
-    """Eight members that lie in 32,000 folders each, no two in the same."""
+def deep_names_in_zip(path: Path) -> None:
+    """Write a zip with eight members, each in 32,000 nested folders of its own."""
     deep = "a/" * 32_000
     hostile_archives.write_zip(path, {f"{number}{deep}x": b"x" for number in range(8)})
 
 
-def words_for_all(path: Path) -> None:
-    """Many headers for all members that follow, each of which would get a copy of the words in them."""
+def global_keywords(path: Path) -> None:
+    """Write many global headers whose keywords tarfile would copy for each following member."""
     headers = (
         tarfile.TarInfo.create_pax_global_header({f"{n}-{k}": "v" for k in range(1000)}) for n in range(50)
     )
     _tar_gz(path, [*headers, *[_header("x")] * 3000])
 
 
-def words_for_each(path: Path) -> None:
-    """Members with many words each, which altogether are refused or forgotten."""
-    _tar_gz(path, [_header("x", told={"comment": "z" * 60_000})] * 3000)
+def keywords_per_member(path: Path) -> None:
+    """Write members with large headers, whose total size is limited."""
+    _tar_gz(path, [_header("x", keywords={"comment": "z" * 60_000})] * 3000)
 
 
-def holes(path: Path) -> None:
-    """A sparse file in millions of parts."""
-    told = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x"}
+def many_sparse_parts(path: Path) -> None:
+    """Write a sparse file with millions of parts."""
+    keywords = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x"}
     parts = b"100000000\n" + b"0\n" * (1 << 24)
-    _tar_gz(path, [_header("x", len(parts), told | {"GNU.sparse.realsize": "9"}), parts])
+    _tar_gz(path, [_header("x", len(parts), keywords | {"GNU.sparse.realsize": "9"}), parts])
 
 
-def directory(path: Path) -> None:
-    """A zip with a directory of a million members, all of the same few bytes."""
+def huge_directory(path: Path) -> None:
+    """Write a zip whose directory has a million members with the same data."""
     entry = b"PK\1\2" + struct.pack("<6H3I5H2I", 20, 20, *[0] * 7, 8, *[0] * 6) + b"12345678"
     count, size = 1_000_000, 1_000_000 * len(entry)
     zip64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, 31)
@@ -92,13 +92,13 @@ def directory(path: Path) -> None:
     path.write_bytes(b"PK\3\4" + bytes(27) + entry * count + zip64 + locator + end)
 
 
-def files_in_a_7z(path: Path) -> None:
-    """A 7z of 45 bytes with eight million files."""
+def many_files_in_7z(path: Path) -> None:
+    """Write a 7z of 45 bytes with eight million files."""
     _seven_zip(path, b"", b"\x01\x05" + _number(8_000_000) + bytes(2))
 
 
-def header_of_a_7z(path: Path) -> None:
-    """A 7z whose packed header unpacks to 250 MiB."""
+def huge_header_in_7z(path: Path) -> None:
+    """Write a 7z whose compressed header unpacks to 250 MiB."""
     size = 250 << 20
     packed = lzma.compress(bytes(size), lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 0}])
     pack = b"\x06" + _number(0) + _number(1) + b"\x09" + _number(len(packed)) + b"\0"
@@ -117,13 +117,13 @@ def _seven_zip(path: Path, packed: bytes, header: bytes) -> None:
 
 
 BOMBS = (
-    *(deep_names, deep_names_in_a_zip, words_for_all, words_for_each, holes, directory),
-    *(files_in_a_7z, header_of_a_7z),
+    *(deep_names, deep_names_in_zip, global_keywords, keywords_per_member, many_sparse_parts, huge_directory),
+    *(many_files_in_7z, huge_header_in_7z),
 )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs limits, which Windows has not")
-def test_bombs_take_less_than_a_gigabyte_and_thirty_seconds(user_dir: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="resource limits are only tested on Linux")
+def test_archive_bombs_need_less_than_1_gib_and_30_seconds(user_dir: Path) -> None:
     for make in BOMBS:
         make(user_dir / make.__name__)
     paths = [str(user_dir / make.__name__) for make in BOMBS]
@@ -134,7 +134,7 @@ def test_bombs_take_less_than_a_gigabyte_and_thirty_seconds(user_dir: Path) -> N
 
 
 @pytest.mark.parametrize("pack", [write_tar, hostile_archives.write_zip, write_7z])
-def test_an_archive_of_very_many_members_is_refused(
+def test_archive_with_too_many_members_is_rejected(
     pack: Callable[[Path, Files], Path], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_MEMBERS", 2)
@@ -142,11 +142,10 @@ def test_an_archive_of_very_many_members_is_refused(
         open_archive(pack(user_dir / "a.b", {"x": b"1", "y": b"2", "z": b"3"}))
 
 
-def test_a_dictionary_that_would_fill_the_memory_is_refused(user_dir: Path) -> None:
+def test_too_large_dictionary_is_rejected(user_dir: Path) -> None:
     def unpacked(code: int) -> bytes:
         path = hostile_archives.seven_zip_with_dictionary(user_dir / "a.b", {"x": b"content"}, code)
-        opened = open_archive(path)
-        list(opened.extract(choose_members({"x": user_dir / "x"})))
+        list(open_archive(path).extract(choose_members({"x": user_dir / "x"})))
         return (user_dir / "x").read_bytes()
 
     assert unpacked(32) == b"content"  # 256 MiB

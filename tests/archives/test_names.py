@@ -1,4 +1,4 @@
-"""Names of members: what is made safe, what is refused, and what Windows would confuse."""
+"""Names of members: normalization, rejected names and collisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmf_win.errors import ArchiveError
 from tests.worlds import hostile_archives
 
 LONGEST_AND_DEEPEST = "/".join([*127 * ["x" * 31], "x" * 32])
-"""A name of 4096 characters in 127 folders."""
+"""Name of 4096 characters in 127 folders."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ LONGEST_AND_DEEPEST = "/".join([*127 * ["x" * 31], "x" * 32])
         (LONGEST_AND_DEEPEST, LONGEST_AND_DEEPEST),
     ],
 )
-def test_harmless_names_become_posix_paths_that_windows_takes(raw: str, safe: str) -> None:
+def test_harmless_names_become_portable_posix_paths(raw: str, safe: str) -> None:
     assert safe_name(raw) == safe
     assert find_name_problem(safe) is None
 
@@ -44,16 +44,16 @@ def test_harmless_names_become_posix_paths_that_windows_takes(raw: str, safe: st
         ("c:win.ini", "drive"),
         ("//server/share/x", "network"),
         ("\\\\server\\share\\x", "network"),
-        ("../x", "climbs"),
-        ("data/../../x", "climbs"),
-        ("data\\..\\x", "climbs"),
+        ("../x", "leaves"),
+        ("data/../../x", "leaves"),
+        ("data\\..\\x", "leaves"),
         ("x\0.png", "NUL"),
         ("./", "empty"),
         (LONGEST_AND_DEEPEST + "x", "4097 characters"),
-        ("x/" * 128 + "x", "in 128 folders"),
+        ("x/" * 128 + "x", r"too deep \(128 folders\)"),
     ],
 )
-def test_names_that_lead_out_of_the_folder_are_refused(raw: str, reason: str) -> None:
+def test_unsafe_names_are_rejected(raw: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         safe_name(raw)
 
@@ -65,7 +65,7 @@ def tar_with_name(path: Path, name: str) -> Path:
 def seven_zip_with_name(path: Path, name: str) -> Path:
     with py7zr.SevenZipFile(path, "w") as archive:
         archive.writestr(b"content", "x")
-        archive.header.files_info.files[0]["filename"] = name  # py7zr would not write some
+        archive.header.files_info.files[0]["filename"] = name  # py7zr refuses to write some of these names
     return path
 
 
@@ -76,43 +76,43 @@ def seven_zip_with_name(path: Path, name: str) -> Path:
             [hostile_archives.zip_with_name, tar_with_name, seven_zip_with_name],
             ["/x", "C:\\x", "\\\\server\\x", "a/../../x", "..\\x"],
         ),
-        (hostile_archives.zip_with_name, "a\0b"),  # a NUL ends the names of the others
+        (hostile_archives.zip_with_name, "a\0b"),  # in tar and 7z, a NUL ends the name
     ],
 )
-def test_an_attack_by_names_is_refused_at_once(
+def test_archive_with_an_unsafe_name_is_rejected_when_opened(
     make: Callable[[Path, str], Path], name: str, user_dir: Path
 ) -> None:
-    with pytest.raises(ArchiveError, match=r"a\.bin: member .* is refused"):
+    with pytest.raises(ArchiveError, match=r"a\.bin: member .* rejected"):
         open_archive(make(user_dir / "a.bin", name))
 
 
 @pytest.mark.parametrize("name", ["a:b", "aux", "img/con.png", "dot.", "img /x", "what?", "a\x1fb", "\udcff"])
-def test_names_that_windows_refuses_have_a_problem(name: str) -> None:
+def test_names_not_allowed_on_windows_have_a_problem(name: str) -> None:
     assert find_name_problem(name)
 
 
-def test_twins_are_names_for_one_file() -> None:
-    twins = find_name_collisions(["a/x.png", "A/x.png", "b", "b", "é", "e\u0301", "alone"])
-    assert twins.keys() == {"a/x.png", "A/x.png", "b", "é", "e\u0301"}
-    assert "A/x.png" in twins["a/x.png"]
-    assert "twice" in twins["b"]
+def test_names_of_the_same_file_collide() -> None:
+    collisions = find_name_collisions(["a/x.png", "A/x.png", "b", "b", "é", "e\u0301", "alone"])
+    assert collisions.keys() == {"a/x.png", "A/x.png", "b", "é", "e\u0301"}
+    assert "A/x.png" in collisions["a/x.png"]
+    assert "twice" in collisions["b"]
 
 
 @pytest.mark.parametrize("names", [["a", "A", "a"], ["a", "a", "A"], ["aB", "ab", "AB", "Ab", "ab"]])
-def test_no_name_is_called_a_twin_of_itself(names: list[str]) -> None:
-    twins = find_name_collisions(names)
-    assert twins.keys() == set(names)
-    for name, told in twins.items():
-        this, other = re.findall(r"'(\w+)'", told)
+def test_name_does_not_collide_with_itself(names: list[str]) -> None:
+    collisions = find_name_collisions(names)
+    assert collisions.keys() == set(names)
+    for name, reason in collisions.items():
+        this, other = re.findall(r"'(\w+)'", reason)
         assert this == name and other in names and other != name
 
 
-def test_twins_that_look_the_same_are_shown_with_escapes() -> None:
-    told = r"to Windows and macOS, 'e\u0301' is the same name as '\xe9'"
-    assert find_name_collisions(["\u00e9", "e\u0301"])["e\u0301"] == told
+def test_collisions_that_look_equal_are_shown_with_escapes() -> None:
+    reason = r"on Windows and macOS, 'e\u0301' is the same name as '\xe9'"
+    assert find_name_collisions(["\u00e9", "e\u0301"])["e\u0301"] == reason
 
 
-def test_a_name_that_is_a_folder_of_others_too_is_told() -> None:
-    clashes = find_name_collisions(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
-    assert clashes.keys() == {"A/b", "x"}
-    assert "folder" in clashes["x"]
+def test_name_that_is_also_a_folder_collides() -> None:
+    collisions = find_name_collisions(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
+    assert collisions.keys() == {"A/b", "x"}
+    assert "folder" in collisions["x"]

@@ -1,4 +1,4 @@
-"""7z: what is read, refused, and shared among threads."""
+"""7z: extraction, rejected archives, and distribution over threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.worlds.tools import requires_tool, run_program
 
 @pytest.mark.parametrize("password", [None, "пароль 密码"])
 @pytest.mark.parametrize("hide_names", [False, True])
-def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
+def test_7z_is_extracted(password: str | None, hide_names: bool, user_dir: Path) -> None:
     path = write_7z(
         user_dir / "a.7z", DATASET_FILES, password, hide_names=hide_names and password is not None
     )
@@ -47,7 +47,7 @@ def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
 @pytest.mark.parametrize(
     "options", [["-ms=off"], ["-psecret"], ["-psecret", "-mhe=on"], ["-m0=bzip2"], ["-pпароль"]], ids=" ".join
 )
-def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
+def test_7z_of_the_7_zip_program_is_extracted(options: list[str], user_dir: Path) -> None:
     write_tree(DATASET_FILES, user_dir)
     run_program("7z", "a", *options, "a.7z", "hateful_memes", cwd=user_dir)
     password = "пароль" if "-pпароль" in options else "secret"
@@ -55,8 +55,8 @@ def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("hide_names", [False, True])
-@pytest.mark.parametrize(("given", "reason"), [("wrong", "the password is wrong"), (None, "no password was")])
-def test_7z_with_a_wrong_or_missing_password(
+@pytest.mark.parametrize(("given", "reason"), [("wrong", "wrong password"), (None, "no password was")])
+def test_wrong_or_missing_password_of_7z_raises(
     given: str | None, reason: str, hide_names: bool, user_dir: Path
 ) -> None:
     path = write_7z(user_dir / "a.7z", DATASET_FILES, "right", hide_names=hide_names)
@@ -64,20 +64,20 @@ def test_7z_with_a_wrong_or_missing_password(
         open_archive(path, given and (lambda: given)).check_password()
 
 
-def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
+def test_7z_writes_and_counts_only_chosen_members(user_dir: Path) -> None:
     path = write_7z(user_dir / "a.7z", DATASET_FILES)
     seen: list[int] = []
     archive = open_archive(path)
-    (done,) = archive.extract(
+    (extracted,) = archive.extract(
         choose_members({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
     )
     assert read_tree(user_dir / "out") == {"x.jsonl": DATASET_FILES["hateful_memes/dev_seen.jsonl"]}
-    assert sum(seen) == done.size
+    assert sum(seen) == extracted.size
 
 
 @pytest.fixture
 def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A 7z with two streams, which several threads extract although they are so small."""
+    """A 7z with two streams, which are extracted by several threads despite their small size."""
     monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1)
     monkeypatch.setattr(sevenzip, "default_thread_count", lambda: 3)
     path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
@@ -90,22 +90,24 @@ def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 TWO_STREAMS: Files = {"x": DATASET_FILES["hateful_memes/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
 
 
-def test_streams_of_a_7z_are_extracted_apart(
+def test_streams_of_7z_are_extracted_separately(
     two_streams: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[str]] = []
     extract_share = sevenzip.SevenZipArchive._extract_share
 
-    def noting(self: sevenzip.SevenZipArchive, share: list[sevenzip.SevenZipMember], *rest: Any) -> None:
+    def record_share(
+        self: sevenzip.SevenZipArchive, share: list[sevenzip.SevenZipMember], *rest: Any
+    ) -> None:
         passes.append([member.name for member in share])
         extract_share(self, share, *rest)
 
-    monkeypatch.setattr(sevenzip.SevenZipArchive, "_extract_share", noting)
+    monkeypatch.setattr(sevenzip.SevenZipArchive, "_extract_share", record_share)
     assert unpack_all(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert sorted(passes) == [["x"], ["y", "z"]]
 
 
-def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
+def test_small_streams_are_read_by_one_decoder(
     two_streams: Path,
     user_dir: Path,
     decoders: list[subprocess.Popen[bytes]],
@@ -116,7 +118,7 @@ def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
     assert len(set(decoders)) == 1
 
 
-def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
+def test_decoder_is_reused_and_derives_the_key_once(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]]
 ) -> None:
     from mmf_win.archives import sevenzip_decoder
@@ -133,14 +135,14 @@ def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Those that were asked, once for each time."""
-    asked: list[subprocess.Popen[bytes]] = []
+    """Decoders that were used, one entry per request."""
+    used: list[subprocess.Popen[bytes]] = []
     decoder = sevenzip._get_decoder
-    monkeypatch.setattr(sevenzip, "_get_decoder", lambda: asked.append(decoder()) or asked[-1])
-    return asked
+    monkeypatch.setattr(sevenzip, "_get_decoder", lambda: used.append(decoder()) or used[-1])
+    return used
 
 
-def test_a_decoder_takes_no_more_memory_for_a_larger_archive(user_dir: Path) -> None:
+def test_decoder_memory_does_not_grow_with_the_archive(user_dir: Path) -> None:
     from mmf_win.archives import sevenzip_decoder
 
     files = {"x": Random(1).randbytes(8 << 20).hex().encode()}
@@ -156,25 +158,25 @@ def test_a_decoder_takes_no_more_memory_for_a_larger_archive(user_dir: Path) -> 
 
 
 LARGE: Files = {"x": bytes(50 << 20)}
-"""So much that a decoder cannot have written all of it before somebody reads."""
+"""Content that a decoder cannot write completely before it is read."""
 
 
 @pytest.fixture
 def after_first_block(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What is in this list is called once, by the thread that has written the first block of a member."""
+    """List of functions that are called once, by the thread that wrote the first block of a member."""
     calls: list[Callable[[], object]] = []
     write = MemberWriter.write
 
-    def then(output: MemberWriter, block: bytes | memoryview) -> None:
+    def write_and_call(output: MemberWriter, block: bytes | memoryview) -> None:
         write(output, block)
         while calls:
             calls.pop()()
 
-    monkeypatch.setattr(MemberWriter, "write", then)
+    monkeypatch.setattr(MemberWriter, "write", write_and_call)
     return calls
 
 
-def test_whoever_wants_no_more_of_a_7z_gets_no_more(
+def test_interrupted_7z_extraction_stops_the_decoder(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
 ) -> None:
     interrupted = threading.Event()
@@ -187,20 +189,20 @@ def test_whoever_wants_no_more_of_a_7z_gets_no_more(
     archive = open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY_FILTERS))
     with pytest.raises(KeyboardInterrupt):
         list(archive.extract(choose_all(user_dir / "out"), interrupt))
-    assert decoders[-1].returncode is not None, "it runs on"
+    assert decoders[-1].returncode is not None, "it is still running"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
     assert read_tree(user_dir / "out") == {}
 
 
-def test_a_decoder_that_dies_is_told_and_leaves_no_file(
+def test_killed_decoder_raises_and_leaves_no_file(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
 ) -> None:
     path = write_7z(user_dir / "a.7z", LARGE, filters=COPY_FILTERS)
     archive = open_archive(path)
     decoders[-1].kill()
-    decoders[-1].wait()  # an idle one may die unnoticed
+    decoders[-1].wait()  # the end of an idle decoder is not reported
     after_first_block.append(lambda: decoders[-1].kill())
-    with pytest.raises(ArchiveError, match=r"a\.7z: it cannot be decoded"):
+    with pytest.raises(ArchiveError, match=r"a\.7z: decoder failed"):
         list(archive.extract(choose_all(user_dir / "out")))
     assert read_tree(user_dir / "out") == {}
     assert unpack_all(path, user_dir / "out") == LARGE
@@ -216,7 +218,7 @@ os.kill(os.getpid(), signal.SIGINT)
 """
 
 
-def test_a_decoder_that_ctrl_c_ends_is_not_taken_for_damage(
+def test_decoder_ended_by_ctrl_c_raises_keyboard_interrupt(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> subprocess.Popen[bytes]:
@@ -229,7 +231,7 @@ def test_a_decoder_that_ctrl_c_ends_is_not_taken_for_damage(
         open_archive(path)
 
 
-def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(user_dir: Path) -> None:
+def test_member_list_with_an_unsafe_method_is_not_decoded(user_dir: Path) -> None:
     ppmd = {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}
     with pytest.raises(ArchiveError, match=r"a\.7z: .*PPMd"):
         open_archive(hostile_archives.seven_zip_with_packed_list(user_dir / "a.7z", WORDS, ppmd))
@@ -240,12 +242,12 @@ def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(u
 
 
 @pytest.mark.parametrize("offset", [1 << 20, 1 << 62, (1 << 63) - 32, 1 << 63])
-def test_a_7z_whose_header_lies_beyond_all_disks_is_refused(offset: int, user_dir: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"a\.7z: cannot be read as a 7z"):
+def test_7z_with_an_impossible_header_offset_is_rejected(offset: int, user_dir: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"a\.7z: not a valid 7z"):
         open_archive(hostile_archives.seven_zip_with_header_at(user_dir / "a.7z", offset))
 
 
-def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
+def test_damaged_member_of_7z_leaves_no_file(user_dir: Path) -> None:
     files = {"good": b"fine " * 100, "bad": b"fine " * 99 + b"LAST!"}
     path = write_7z(user_dir / "a.7z", files, filters=COPY_FILTERS)
     hostile_archives.flip_byte(path, path.read_bytes().index(b"LAST"))
@@ -266,7 +268,7 @@ CODECS = {
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user_dir: Path) -> None:
+def test_damage_of_any_7z_codec_raises_archive_error(codec: dict[str, int], user_dir: Path) -> None:
     path = write_7z(user_dir / "a.7z", WORDS, filters=[codec])
     data = path.read_bytes()
     header = 32 + int.from_bytes(data[12:20], "little")
@@ -275,22 +277,22 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
         with contextlib.suppress(ArchiveError):
             opened = open_archive(path)
             list(opened.extract(choose_all(user_dir / "out")))
-            # Not all bits matter to all codecs, and some are of the name.
+            # Some codecs ignore some bits, and some bits belong to the name.
             assert set(read_tree(user_dir / "out").values()) == {WORDS["x"]}
 
 
-# py7zr 1.1 cannot read what it has itself packed by Brotli and encrypted.
+# py7zr 1.1 cannot read its own encrypted Brotli archives.
 @pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"Brotli"}))
-def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> None:
+def test_wrong_password_is_detected_for_any_7z_codec(codec: str, user_dir: Path) -> None:
     filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
     path = write_7z(user_dir / "a.7z", WORDS, "secret", filters=filters)
     open_archive(path, lambda: "secret").check_password()
-    with pytest.raises(PasswordError, match="the password is wrong"):
+    with pytest.raises(PasswordError, match="wrong password"):
         open_archive(path, lambda: "wrong").check_password()
 
 
 @pytest.mark.parametrize("hide_names", [False, True])
-def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bool, user_dir: Path) -> None:
+def test_7z_asks_for_its_password_once_and_only_if_needed(hide_names: bool, user_dir: Path) -> None:
     asked: list[str] = []
 
     def ask() -> str:
@@ -307,7 +309,7 @@ def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bo
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user_dir: Path) -> None:
+def test_ppmd_in_7z_is_rejected_before_decoding(password: str | None, user_dir: Path) -> None:
     filters = [{"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}]
     if password:
         filters.append({"id": py7zr.FILTER_CRYPTO_AES256_SHA256})
@@ -318,7 +320,7 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
         list(opened.extract(choose_members({"x": user_dir / "x"})))
 
 
-def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_fake_disk_raises_os_error(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(output: MemberWriter, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -335,20 +337,18 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
 
 @requires_tool("7z")
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
+def test_chosen_link_in_7z_is_rejected(user_dir: Path) -> None:
     write_tree({"data/x": b"x"}, user_dir)
     (user_dir / "data" / "link").symlink_to("/etc/passwd")
     run_program("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
     archive = open_archive(user_dir / "a.7z")
-    with pytest.raises(ArchiveError, match="it is a link"):
+    with pytest.raises(ArchiveError, match="links are not supported"):
         list(archive.extract(choose_members({"data/link": user_dir / "out"})))
     assert not (user_dir / "out").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_7z_does_not_care_about_links_in_the_current_folder(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_7z_ignores_links_in_the_current_folder(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_7z(user_dir / "a.7z", DATASET_FILES)
     (user_dir / "here").mkdir()
     (user_dir / "here" / "data").symlink_to(user_dir.parent, target_is_directory=True)

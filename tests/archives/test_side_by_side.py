@@ -1,4 +1,4 @@
-"""Many members at once: in rounds by the C extension, and one by one on each thread where it is missing."""
+"""Parallel extraction: in rounds with the C extension, one member per thread without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "secret"
 
 @pytest.fixture
 def files() -> Files:
-    """Of very different sizes, some of which deflate shrinks."""
+    """Files of very different sizes, some of them compressible."""
     random = Random(1)
     files: Files = {}
     for number in range(250):
@@ -48,7 +48,7 @@ def archive(user_dir: Path, files: Files) -> Path:
 
 @pytest.fixture
 def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits so small that tiny files take many rounds, on several threads."""
+    """Reduce the limits so that tiny files need many rounds on several threads."""
     monkeypatch.setattr(zip_extract, "PIECE_BYTES", 1000)
     monkeypatch.setattr(zip_extract, "ARENA_BYTES", 40_000)
     monkeypatch.setattr(zip_extract, "MIN_ROUND_BYTES", 10_000)
@@ -58,7 +58,7 @@ def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["C extension", "wheel"])
 def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the C extension, and as if it had not been built."""
+    """Run the test with and without the C extension."""
     if request.param == "wheel":
         monkeypatch.setitem(sys.modules, "mmf_win.archives._zipcrypto", None)
         monkeypatch.delattr("mmf_win.archives._zipcrypto", raising=False)
@@ -67,17 +67,19 @@ def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch
         pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 
 
-def no_thread_is_left() -> bool:
+def all_threads_ended() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_every_byte_comes_back(archive: Path, files: Files, user_dir: Path) -> None:
+def test_all_members_are_extracted(archive: Path, files: Files, user_dir: Path) -> None:
     assert unpack_all(archive, user_dir / "out", PASSWORD) == files
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files, user_dir: Path) -> None:
+def test_archive_with_plain_and_encrypted_members_is_extracted(
+    archive: Path, files: Files, user_dir: Path
+) -> None:
     plain = hostile_archives.write_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
     mixed = hostile_archives.join_zips(user_dir / "mixed.zip", archive, plain)
     assert unpack_all(mixed, user_dir / "out", PASSWORD) == files | {
@@ -86,36 +88,38 @@ def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files,
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
+def test_progress_and_hash_cover_all_bytes(archive: Path, files: Files, user_dir: Path) -> None:
     digest, written = hashlib.sha256(), []
     opened = open_archive(archive, lambda: PASSWORD)
-    done = list(opened.extract(choose_all(user_dir / "out"), written.append, digest))
+    extracted = list(opened.extract(choose_all(user_dir / "out"), written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
-    assert {d.name: d.size for d in done} == {name: len(content) for name, content in files.items()}
+    assert {file.name: file.size for file in extracted} == {
+        name: len(content) for name, content in files.items()
+    }
     assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: Files, user_dir: Path) -> None:
-    with zipfile.ZipFile(archive) as listed:
-        largest = max(listed.infolist(), key=lambda info: info.compress_size)
+def test_damaged_member_is_named_and_leaves_no_file(archive: Path, files: Files, user_dir: Path) -> None:
+    with zipfile.ZipFile(archive) as zip_file:
+        largest = max(zip_file.infolist(), key=lambda info: info.compress_size)
     name = largest.filename
     hostile_archives.flip_byte(archive, largest.header_offset + largest.compress_size // 2)
     with pytest.raises(ArchiveError, match=name):
         unpack_all(archive, user_dir / "out", PASSWORD)
-    left = read_tree(user_dir / "out")
-    assert all(files[name] == content for name, content in left.items()) and name not in left
-    assert no_thread_is_left()
+    written = read_tree(user_dir / "out")
+    assert all(files[name] == content for name, content in written.items()) and name not in written
+    assert all_threads_ended()
 
 
 def interrupt(amount: int) -> None:
-    """Press Ctrl+C."""
+    """Raise KeyboardInterrupt like Ctrl+C."""
     raise KeyboardInterrupt
 
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.parametrize("progress", [ignore_progress, interrupt])
-def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
+def test_stopped_extraction_ends_all_threads(
     progress: AdvanceCallback, archive: Path, files: Files, user_dir: Path
 ) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
@@ -124,13 +128,13 @@ def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
         next(iter(extracting))
         assert progress is ignore_progress
         extracting.close()  # type: ignore[attr-defined]
-    assert no_thread_is_left()
+    assert all_threads_ended()
     assert all(files[name] == content for name, content in read_tree(user_dir / "out").items())
 
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.skipif(os.name == "nt" or not Path("/dev/full").exists(), reason="Windows has no /dev/full")
-def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path) -> None:
+def test_full_disk_raises_os_error(archive: Path, files: Files, user_dir: Path) -> None:
     name = max(files, key=lambda name: len(files[name]))
     target = user_dir / "out" / name
     target.parent.mkdir(parents=True)
@@ -138,10 +142,10 @@ def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path
     with pytest.raises(OSError) as caught:
         unpack_all(archive, user_dir / "out", PASSWORD)
     assert caught.value.errno == errno.ENOSPC
-    assert not target.is_symlink() and no_thread_is_left()
+    assert not target.is_symlink() and all_threads_ended()
 
 
-def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> None:
+def test_memory_does_not_grow_with_the_member_size(user_dir: Path) -> None:
     path = user_dir / "a.zip"
     write_encrypted_zip(path, [("zeros", bytes(100 << 20))], PASSWORD)
     archive = open_archive(path, lambda: PASSWORD)
@@ -156,20 +160,18 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
 @pytest.mark.parametrize(
     "change", [hostile_archives.truncate_file, lambda path: os.utime(path, (1, 1))], ids=["cut", "touched"]
 )
-def test_an_archive_that_changes_meanwhile_is_not_believed(
+def test_archive_changed_during_extraction_raises(
     change: Callable[[Path], object], archive: Path, user_dir: Path
 ) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
     opened.check_password()
     change(archive)
-    with pytest.raises(ArchiveError, match="changed while it was read"):
+    with pytest.raises(ArchiveError, match="archive changed while being read"):
         list(opened.extract(choose_all(user_dir / "out")))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows does not remove open files")
-def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
-    archive: Path, files: Files, user_dir: Path
-) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot remove open files")
+def test_archive_removed_during_extraction_is_extracted(archive: Path, files: Files, user_dir: Path) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
     extracting = opened.extract(choose_all(user_dir / "out"))
     next(iter(extracting))
@@ -178,7 +180,7 @@ def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
     assert read_tree(user_dir / "out") == files
 
 
-def test_a_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
+def test_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
     with pytest.raises(PasswordError):
         unpack_all(archive, user_dir / "out", "wrong")
     assert not (user_dir / "out").exists()

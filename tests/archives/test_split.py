@@ -1,4 +1,4 @@
-"""Parts of split archives are named as such, with the command that unpacks all of them."""
+"""Parts of split archives are reported with the command that unpacks all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOLS = {
 
 @requires_tool("zip", "7z")
 @pytest.mark.parametrize("command", TOOLS)
-def test_every_part_is_named_with_the_command_that_unpacks_all(command: str, user_dir: Path) -> None:
+def test_every_part_is_reported_with_the_command_to_unpack_all(command: str, user_dir: Path) -> None:
     write_tree(FILES, user_dir)
     (user_dir / "FOLDER").mkdir()
     run_program(*[f"../{w}" if w == "data" else w for w in command.split()], cwd=user_dir / "FOLDER")
@@ -35,7 +35,7 @@ def test_every_part_is_named_with_the_command_that_unpacks_all(command: str, use
     for part in parts:
         with pytest.raises(ArchiveError) as caught:
             open_archive(part)
-        assert str(caught.value) == f"{part}: it is one part of a split archive"
+        assert str(caught.value) == f"{part}: one part of a split archive"
         assert caught.value.hint is not None
         unpacking, converting = re.findall("`(.*?)`", caught.value.hint)
         assert (unpacking, converting) == (f"7z x {TOOLS[command]}", "mmfw convert FOLDER")
@@ -48,14 +48,14 @@ def test_every_part_is_named_with_the_command_that_unpacks_all(command: str, use
 
 
 @requires_tool("7z")
-def test_a_part_that_is_all_of_it_is_read(user_dir: Path) -> None:
+def test_single_part_with_the_complete_archive_is_read(user_dir: Path) -> None:
     write_tree(FILES, user_dir)
     run_program("7z", "a", "-v1m", "a.7z", "data", cwd=user_dir)
     assert unpack_all(user_dir / "a.7z.001", user_dir / "out") == FILES
 
 
-def test_a_name_with_a_space_is_quoted(user_dir: Path) -> None:
-    (user_dir / "my memes.7z.002").write_bytes(b"the middle of something")
+def test_name_with_a_space_is_quoted(user_dir: Path) -> None:
+    (user_dir / "my memes.7z.002").write_bytes(b"content of a middle part")
     with pytest.raises(ArchiveError) as caught:
         open_archive(user_dir / "my memes.7z.002")
     [command, _] = re.findall("`(.*?)`", caught.value.hint or "")

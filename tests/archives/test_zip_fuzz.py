@@ -1,4 +1,4 @@
-"""Anything in the form of a zip: what comes out is the truth, or an error of ours."""
+"""Fuzzed zip files: the extracted content is correct, or an error of mmfw is raised."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ _EXTRAS = st.one_of(
         st.lists(st.integers(0, 2**64 - 1), max_size=3),
     ),
 )
-Told = Callable[..., int]
+Declare = Callable[..., int]
 
 
 @st.composite
 def zips(draw: st.DrawFn) -> bytes:
-    """A zip in which any number may be a lie, and most are not."""
+    """Draw a zip in which any number may be wrong, and most are not."""
 
-    def told(truth: int, bits: int, one_in: int = 80) -> int:
-        lies = draw(st.integers(0, one_in - 1)) == one_in // 2
-        return draw(st.integers(0, 200) | st.integers(0, 2**bits - 1)) % 2**bits if lies else truth
+    def declare(actual: int, bits: int, one_in: int = 80) -> int:
+        is_wrong = draw(st.integers(0, one_in - 1)) == one_in // 2
+        return draw(st.integers(0, 200) | st.integers(0, 2**bits - 1)) % 2**bits if is_wrong else actual
 
     body, directory = draw(st.sampled_from([b"", b"", b"MZ a program"])), b""
     count = draw(st.integers(1, 4))
     for _ in range(count):
         name = draw(_NAMES).encode(errors="surrogatepass")
-        header, extra, data = _member(draw, told)
-        lengths = struct.pack("<2H", told(len(name), 16), told(len(extra), 16))
-        rest = struct.pack("<3H2I", 0, 0, 0, told(0o100644, 16) << 16, told(len(body), 32))
+        header, extra, data = _member(draw, declare)
+        lengths = struct.pack("<2H", declare(len(name), 16), declare(len(extra), 16))
+        rest = struct.pack("<3H2I", 0, 0, 0, declare(0o100644, 16) << 16, declare(len(body), 32))
         directory += b"PK\1\2" + struct.pack("<H", 3 << 8 | 20) + header + lengths + rest + name + extra
-        lengths = struct.pack("<2H", told(len(name), 16), told(len(extra), 16))
+        lengths = struct.pack("<2H", declare(len(name), 16), declare(len(extra), 16))
         body += b"PK\3\4" + header + lengths + name + extra + data
-    counts = (0, 0, told(count, 16), told(count, 16))
-    places = (told(len(directory), 32), told(len(body), 32))
-    return body + directory + struct.pack("<4s4H2IH", b"PK\5\6", *counts, *places, told(0, 16))
+    counts = (0, 0, declare(count, 16), declare(count, 16))
+    places = (declare(len(directory), 32), declare(len(body), 32))
+    return body + directory + struct.pack("<4s4H2IH", b"PK\5\6", *counts, *places, declare(0, 16))
 
 
-def _member(draw: st.DrawFn, told: Told) -> tuple[bytes, bytes, bytes]:
-    """What both headers say of a member before the lengths of their fields, an extra field, and its data."""
+def _member(draw: st.DrawFn, declare: Declare) -> tuple[bytes, bytes, bytes]:
+    """Draw the part that both headers of a member share, its extra field and its data."""
     content = draw(st.binary(max_size=60)) * draw(st.sampled_from([1, 1, 100]))
     crc, time = zlib.crc32(content), draw(st.integers(0, 2**16 - 1))
     flags, method, extra = draw(st.sampled_from([0, 1, 8, 9, 1 << 11])), draw(st.sampled_from([0, 8])), b""
@@ -69,20 +69,20 @@ def _member(draw: st.DrawFn, told: Told) -> tuple[bytes, bytes, bytes]:
     if flags & 1 and draw(st.booleans()):
         strength, version = draw(st.integers(1, 3)), draw(st.integers(1, 2))
         data = encrypt_aes_member(content, PASSWORD.encode(), strength, Random(1))
-        fields = (told(version, 16), b"AE", told(strength, 8), told(8, 16))
-        extra, method = struct.pack("<HHH2sBH", told(0x9901, 16), 7, *fields), 99
+        fields = (declare(version, 16), b"AE", declare(strength, 8), declare(8, 16))
+        extra, method = struct.pack("<HHH2sBH", declare(0x9901, 16), 7, *fields), 99
     elif flags & 1:
         check = time >> 8 if flags & 8 else crc >> 24
         data = Cipher(PASSWORD.encode()).encrypt_bytes(bytes(11) + bytes([check]) + data)
-    extra += draw(_EXTRAS) if told(0, 1) else b""
-    numbers = (20, told(flags, 16), told(method, 16), time, 0)
-    sizes = (told(crc, 32, 10), told(len(data), 32, 20), told(len(content), 32, 10))
+    extra += draw(_EXTRAS) if declare(0, 1) else b""
+    numbers = (20, declare(flags, 16), declare(method, 16), time, 0)
+    sizes = (declare(crc, 32, 10), declare(len(data), 32, 20), declare(len(content), 32, 10))
     return struct.pack("<5H3I", *numbers, *sizes), extra, data
 
 
 @settings(max_examples=300)
 @given(zips())
-def test_the_truth_comes_out_or_an_error_of_ours(data: bytes) -> None:
+def test_fuzzed_zip_is_extracted_correctly_or_raises(data: bytes) -> None:
     with TemporaryDirectory() as folder:
         path, out = Path(folder, "a.zip"), Path(folder, "out")
         path.write_bytes(b"PK\3\4" + data[4:] if data.startswith(b"PK\5\6") else data)
@@ -95,21 +95,21 @@ def test_the_truth_comes_out_or_an_error_of_ours(data: bytes) -> None:
 
 
 def check_members(archive: Archive, out: Path) -> None:
-    """Extract each member by itself, and compare what is on disk with what was told."""
-    sound = [member for member in archive.members if member.problem is None]
-    assert sum(member.size for member in sound) <= 1032 * archive.path.stat().st_size
-    right = {}
+    """Extract each member separately and compare the file with its declared size and checksum."""
+    valid = [member for member in archive.members if member.problem is None]
+    assert sum(member.size for member in valid) <= 1032 * archive.path.stat().st_size
+    expected = {}
     for number, member in enumerate(archive.members):
         name = PurePosixPath(member.name)
         assert not name.is_absolute() and ".." not in name.parts
         try:
-            (done,) = archive.extract(choose_members({member.name: out / str(number)}))
+            (extracted,) = archive.extract(choose_members({member.name: out / str(number)}))
         except (ArchiveError, PasswordError) as error:
             assert str(archive.path) in str(error)
             continue
-        assert member in sound
-        content = done.target.read_bytes()
-        assert (len(content), sha256(content).hexdigest()) == (done.size, done.sha256)
-        assert member.size == done.size and member.crc32 in (None, zlib.crc32(content))
-        right[str(number)] = content
-    assert (read_tree(out) if out.exists() else {}) == right
+        assert member in valid
+        content = extracted.target.read_bytes()
+        assert (len(content), sha256(content).hexdigest()) == (extracted.size, extracted.sha256)
+        assert member.size == extracted.size and member.crc32 in (None, zlib.crc32(content))
+        expected[str(number)] = content
+    assert (read_tree(out) if out.exists() else {}) == expected

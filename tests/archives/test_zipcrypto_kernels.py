@@ -1,4 +1,4 @@
-"""The C kernels against the cipher in pure Python, and at the edge where Python hands them memory."""
+"""C kernels compared with the pure Python cipher, and their argument validation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KERNELS = native.kernels()
 
 
 def reference(keys: Keys, data: bytes) -> tuple[bytes, Keys]:
-    """What the cipher in pure Python makes of ``data``, and the keys after it."""
+    """Decrypt ``data`` with the pure Python cipher; return the result and the final keys."""
     cipher, plain = Cipher(), bytearray()
     for byte in data:
         cipher.keys = keys
-        plain.append(byte ^ cipher.encrypt_bytes(b"\0")[0])  # what it adds depends on the keys alone
+        plain.append(byte ^ cipher.encrypt_bytes(b"\0")[0])  # the key stream depends only on the keys
         cipher.keys = keys
         cipher.encrypt_bytes(plain[-1:])
         keys = cipher.keys
@@ -33,7 +33,7 @@ def reference(keys: Keys, data: bytes) -> tuple[bytes, Keys]:
 
 
 def check(kernel: str, sizes: list[int], random: Random) -> None:
-    """Decrypt streams of these sizes, with gaps between them that must stay as they are."""
+    """Decrypt streams of these sizes; the gaps between them must stay unchanged."""
     gaps = [random.randrange(5) for _ in sizes]
     stops = accumulate(map(sum, zip(sizes, gaps, strict=True)))
     data = bytearray(random.randbytes(sum(sizes) + sum(gaps) + 3))
@@ -49,23 +49,23 @@ def check(kernel: str, sizes: list[int], random: Random) -> None:
     assert data == expected
 
 
-def test_every_machine_has_the_portable_kernels() -> None:
+def test_portable_kernels_are_always_available() -> None:
     assert KERNELS[-2:] == ["interleaved", "scalar"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_streams_of_all_lengths_and_all_fillings_of_the_lanes(kernel: str) -> None:
+def test_streams_of_all_lengths_and_lane_counts(kernel: str) -> None:
     random = Random(1)
     for size in range(301):
         check(kernel, [size, size], random)
     for count in range(67):  # the widest kernel has 32 lanes
         check(kernel, [random.randrange(80) for _ in range(count)], random)
-    for _ in range(20):  # of very unequal lengths
+    for _ in range(20):  # very different lengths
         check(kernel, [int(2 ** random.uniform(0, 11)) for _ in range(random.randrange(50))], random)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_stream_in_pieces(kernel: str) -> None:
+def test_stream_is_decrypted_in_pieces(kernel: str) -> None:
     random = Random(4)
     data = random.randbytes(1000)
     keys: Keys = (1, 2, 3)
@@ -86,7 +86,7 @@ KEYS = (1, 2, 3)
     [(-1, 1, KEYS), (0, -1, KEYS), (0, 11, KEYS), (11, 0, KEYS), (10, 1, KEYS), (2**63 - 1, 2, KEYS)],
     ids=str,
 )
-def test_a_span_outside_of_the_data(span: tuple[int, int, Keys]) -> None:
+def test_span_outside_of_the_data_is_rejected(span: tuple[int, int, Keys]) -> None:
     with pytest.raises(ValueError, match="outside"):
         native.decrypt(bytearray(10), [span], KERNELS[0])
 
@@ -104,14 +104,14 @@ def test_a_span_outside_of_the_data(span: tuple[int, int, Keys]) -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_rejected(
     data: object, spans: object, kernel: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         native.decrypt(data, spans, kernel)
 
 
-def test_a_span_that_empties_the_list_and_the_data_does_no_harm() -> None:
+def test_span_that_clears_the_arguments_is_harmless() -> None:
     data = bytearray(10)
     spans: list[object] = []
 
@@ -135,7 +135,7 @@ SPANS = st.tuples(NUMBERS, NUMBERS, st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
 
 @settings(max_examples=300)
 @given(st.binary(max_size=100), st.lists(SPANS, max_size=4), st.sampled_from(KERNELS))
-def test_any_call_decrypts_these_spans_or_is_refused(
+def test_any_call_decrypts_its_spans_or_is_rejected(
     content: bytes, spans: list[tuple[int, int, Keys]], kernel: str
 ) -> None:
     data, ranges = bytearray(content), [range(start, start + size) for start, size, _ in spans]
@@ -147,7 +147,7 @@ def test_any_call_decrypts_these_spans_or_is_refused(
         return
     touched = [at for covered in ranges for at in covered]
     assert all(data[at] == content[at] for at in range(len(content)) if at not in touched)
-    if len(set(touched)) == len(touched):  # those that overlap are refused by nobody, and harm nobody else
+    if len(set(touched)) == len(touched):  # overlapping spans are accepted, with an unspecified result
         for (start, size, keys), end in zip(spans, ends, strict=True):
             assert (bytes(data[start : start + size]), end) == reference(keys, content[start : start + size])
 
@@ -162,5 +162,5 @@ def test_kernels_under_sanitizers(tmp_path: Path) -> None:
     build += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     program = str(tmp_path / "check")
     subprocess.run([*build, *sources, "-o", program], check=True)
-    done = subprocess.run([program], check=True, stdout=subprocess.PIPE, encoding="utf-8")
-    assert done.stdout.split() == KERNELS
+    result = subprocess.run([program], check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    assert result.stdout.split() == KERNELS

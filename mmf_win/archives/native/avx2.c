@@ -1,4 +1,4 @@
-/* 32 streams side by side, for processors with AVX2 (since 2013). */
+/* 32 streams in parallel, for processors with AVX2 (since 2013). */
 
 #include "kernels.h"
 
@@ -11,7 +11,7 @@
 #define VECTOR __m256i
 #define OP(name) _mm256_##name
 #define BITS(name) _mm256_##name##_si256
-/* A row is a block of stream i in the lower half and one of stream i + 16 in the upper half. */
+/* A row has a block of stream i in its lower half and one of stream i + 16 in its upper half. */
 #define LOAD_ROW(at, i)                                                                     \
     _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(at)[i])), \
                             _mm_loadu_si128((const __m128i *)(at)[(i) + 16]), 1)

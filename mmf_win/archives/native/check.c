@@ -1,4 +1,4 @@
-/* Every kernel against the plain cipher, over all fillings of the lanes, for builds with sanitizers.
+/* Compares every kernel with the byte-wise cipher for all numbers of busy lanes; for builds with sanitizers.
 
    Each stream lies at the very end of a block of its own, so that a sanitizer sees any access beyond it.
    Prints the kernels that were checked; exits with 1 at the first wrong byte or key. */

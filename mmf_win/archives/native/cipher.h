@@ -1,4 +1,4 @@
-/* The classic encryption of PKZIP ("ZipCrypto"), one byte at a time.
+/* The traditional PKZIP encryption ("ZipCrypto"), one byte at a time.
 
    Source: PKWARE's APPNOTE.TXT, section 6.1 (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT).
 
@@ -6,15 +6,15 @@
 
        k = (key2 & 0xffff) | 2        plain = cipher ^ (k * (k ^ 1) >> 8 & 0xff)
 
-   and then the plain byte moves all three keys on:
+   and then the plain byte updates all three keys:
 
        key0 = crc(key0, plain)
        key1 = (key1 + (key0 & 0xff)) * 134775813 + 1
        key2 = crc(key2, key1 >> 24)
 
-   where crc(key, byte) = key >> 8 ^ table[(key ^ byte) & 0xff] is one step of CRC-32. Each byte needs the one
-   before, some 26 cycles for a byte on any processor, so one member cannot be decrypted fast. But every
-   member of an archive starts from the keys that the password alone makes, so many can be side by side. */
+   where crc(key, byte) = key >> 8 ^ table[(key ^ byte) & 0xff] is one step of CRC-32. Each byte depends on the
+   previous one and takes about 26 cycles on any processor, so a single member cannot be decrypted fast. But
+   the initial keys of all members depend only on the password, so many members can be decrypted in parallel. */
 
 #ifndef ZIPCRYPTO_CIPHER_H
 #define ZIPCRYPTO_CIPHER_H
@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The table of CRC-32, polynomial 0xedb88320. Filled by zipcrypto_init. */
+/* CRC-32 table for the polynomial 0xedb88320, filled by zipcrypto_init. */
 extern uint32_t zipcrypto_crc[256];
 
 struct zipcrypto_keys {

@@ -1,4 +1,4 @@
-/* What this processor has, beyond what all of its kind have. */
+/* Detection of optional features of the processor. */
 
 #ifndef NATIVE_CPU_H
 #define NATIVE_CPU_H
@@ -6,9 +6,9 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #define NATIVE_X86 1
 
-/* On Windows, gcc takes the stack for better aligned than it is and crashes with AVX registers on it
-   (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=54412). A build that has the assembler use moves for any alignment
-   (-Wa,-muse-unaligned-vector-move) may say so. */
+/* On Windows, gcc assumes a larger stack alignment than there is, so AVX registers on the stack crash
+   (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=54412). A build with unaligned moves
+   (-Wa,-muse-unaligned-vector-move) may override this. */
 #if !defined(__MINGW32__) || defined(__clang__) || defined(NATIVE_UNALIGNED_MOVES)
 #define NATIVE_AVX2 1
 #endif
@@ -28,7 +28,7 @@ static inline int cpu_has_avx2(void)
 {
     int info[4];
     __cpuid(info, 1);
-    if (!(info[2] >> 27 & 1) || (_xgetbv(0) & 6) != 6) /* the system must save the wide registers, too */
+    if (!(info[2] >> 27 & 1) || (_xgetbv(0) & 6) != 6) /* the system must also save the wide registers */
         return 0;
     __cpuidex(info, 7, 0);
     return info[1] >> 5 & 1;
@@ -51,7 +51,7 @@ static inline int cpu_always(void)
     return 1;
 }
 
-/* Inlined into a function for the same processor; TARGET names what that one has. */
+/* For functions that are inlined into a function with the same TARGET. */
 #if defined(__GNUC__)
 #define FOR_TARGET __attribute__((target(TARGET)))
 #define INLINE static inline __attribute__((always_inline, target(TARGET)))

@@ -12,7 +12,7 @@ void zipcrypto_init(void)
     }
 }
 
-/* The rest of one stream, byte by byte. */
+/* Decrypts the rest of a stream byte by byte. */
 static void finish(struct zipcrypto_stream *stream)
 {
     struct zipcrypto_keys keys = stream->keys;
@@ -24,15 +24,15 @@ static void finish(struct zipcrypto_stream *stream)
 void zipcrypto_decrypt(const struct zipcrypto_kernel *kernel, struct zipcrypto_stream *streams, size_t count)
 {
     struct zipcrypto_lanes lanes;
-    struct zipcrypto_stream *held[ZIPCRYPTO_MAX_LANES] = {NULL};
-    uint8_t nobodys[ZIPCRYPTO_BLOCK] = {0};
+    struct zipcrypto_stream *active[ZIPCRYPTO_MAX_LANES] = {NULL};
+    uint8_t idle_block[ZIPCRYPTO_BLOCK] = {0};
     size_t next = 0;
 
     for (;;) {
         unsigned busy = 0, last = 0;
         size_t blocks = SIZE_MAX;
         for (unsigned i = 0; i < kernel->lanes; i++) {
-            struct zipcrypto_stream *stream = held[i];
+            struct zipcrypto_stream *stream = active[i];
             if (stream != NULL && stream->left < ZIPCRYPTO_BLOCK) {
                 stream->keys.key0 = lanes.key0[i];
                 stream->keys.key1 = lanes.key1[i];
@@ -45,12 +45,12 @@ void zipcrypto_decrypt(const struct zipcrypto_kernel *kernel, struct zipcrypto_s
                     finish(&streams[next++]);
                 if (next < count)
                     stream = &streams[next++];
-                lanes.at[i] = stream != NULL ? stream->at : nobodys;
+                lanes.at[i] = stream != NULL ? stream->at : idle_block;
                 lanes.stride[i] = stream != NULL ? ZIPCRYPTO_BLOCK : 0;
                 lanes.key0[i] = stream != NULL ? stream->keys.key0 : 0;
                 lanes.key1[i] = stream != NULL ? stream->keys.key1 : 0;
                 lanes.key2[i] = stream != NULL ? stream->keys.key2 : 0;
-                held[i] = stream;
+                active[i] = stream;
             }
             if (stream != NULL) {
                 size_t whole = stream->left / ZIPCRYPTO_BLOCK;
@@ -61,23 +61,23 @@ void zipcrypto_decrypt(const struct zipcrypto_kernel *kernel, struct zipcrypto_s
         }
         if (busy == 0)
             return;
-        if (busy == 1 && kernel->lanes > 1) { /* alone, a stream is faster without the other lanes */
-            held[last]->keys.key0 = lanes.key0[last];
-            held[last]->keys.key1 = lanes.key1[last];
-            held[last]->keys.key2 = lanes.key2[last];
-            finish(held[last]);
+        if (busy == 1 && kernel->lanes > 1) { /* a single stream is faster without the other lanes */
+            active[last]->keys.key0 = lanes.key0[last];
+            active[last]->keys.key1 = lanes.key1[last];
+            active[last]->keys.key2 = lanes.key2[last];
+            finish(active[last]);
             return;
         }
         kernel->run(&lanes, blocks);
         for (unsigned i = 0; i < kernel->lanes; i++)
-            if (held[i] != NULL) {
-                held[i]->at += blocks * ZIPCRYPTO_BLOCK;
-                held[i]->left -= blocks * ZIPCRYPTO_BLOCK;
+            if (active[i] != NULL) {
+                active[i]->at += blocks * ZIPCRYPTO_BLOCK;
+                active[i]->left -= blocks * ZIPCRYPTO_BLOCK;
             }
     }
 }
 
-/* --- the kernels that run everywhere --- */
+/* --- portable kernels --- */
 
 static void run_scalar(struct zipcrypto_lanes *lanes, size_t blocks)
 {
@@ -91,7 +91,7 @@ static void run_scalar(struct zipcrypto_lanes *lanes, size_t blocks)
     lanes->key2[0] = keys.key2;
 }
 
-/* The steps of eight streams do not wait for each other, so the processor overlaps them. */
+/* The steps of eight streams are independent, so the processor overlaps them. */
 #define INTERLEAVED 8
 
 static void run_interleaved(struct zipcrypto_lanes *lanes, size_t blocks)

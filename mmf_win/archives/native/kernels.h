@@ -1,8 +1,8 @@
-/* Kernels decrypt blocks of several streams side by side; zipcrypto_decrypt hands them any number of streams.
+/* Kernels decrypt blocks of several streams in parallel; zipcrypto_decrypt distributes streams over lanes.
 
-   A stream is a run of encrypted bytes with the keys for its first one: a member, or a piece of one. A kernel
-   has a fixed number of lanes and holds one stream in each. It touches whole blocks only, so it never reads
-   or writes beyond a stream's end; what is left of a stream is decrypted byte by byte. */
+   A stream is a sequence of encrypted bytes with the keys for its first byte: a member or a piece of one. A
+   kernel has a fixed number of lanes with one stream each. It processes complete blocks only, so it never reads
+   or writes beyond the end of a stream; the rest of a stream is decrypted byte by byte. */
 
 #ifndef ZIPCRYPTO_KERNELS_H
 #define ZIPCRYPTO_KERNELS_H
@@ -10,17 +10,17 @@
 #include "cpu.h"
 #include "cipher.h"
 
-#define ZIPCRYPTO_BLOCK 16 /* bytes of each stream that a kernel decrypts at once */
+#define ZIPCRYPTO_BLOCK 16 /* bytes of each stream that a kernel decrypts per step */
 #define ZIPCRYPTO_MAX_LANES 32
 
-/* Decrypted in place; at the end, `at` is behind it, `left` is 0, and `keys` are those for what follows. */
+/* Data to decrypt in place. At the end, `at` points behind it, `left` is 0, and `keys` is the final state. */
 struct zipcrypto_stream {
     uint8_t *at;
     size_t left;
     struct zipcrypto_keys keys;
 };
 
-/* What is in the lanes of a kernel. An idle lane has a stride of 0 and works on a block that nobody reads. */
+/* State of the lanes of a kernel. An idle lane has a stride of 0 and works on an unused block. */
 struct zipcrypto_lanes {
     uint8_t *at[ZIPCRYPTO_MAX_LANES];
     size_t stride[ZIPCRYPTO_MAX_LANES];
@@ -33,17 +33,17 @@ struct zipcrypto_kernel {
     const char *name;
     unsigned lanes;
     int (*supported)(void);
-    /* Decrypts so many blocks in every lane and moves `at` and the keys on. */
+    /* Decrypts this number of blocks in every lane and updates `at` and the keys. */
     void (*run)(struct zipcrypto_lanes *lanes, size_t blocks);
 };
 
-/* All kernels of this build, fastest first, ended by one without a name. The last real ones run everywhere. */
+/* All kernels of this build, fastest first, followed by one without a name. The last ones run everywhere. */
 extern const struct zipcrypto_kernel zipcrypto_kernels[];
 
-/* Once, before anything else. */
+/* Must be called once before all other functions. */
 void zipcrypto_init(void);
 
-/* Decrypts all streams. They take the lanes in their order, so the largest should come first. */
+/* Decrypts all streams. They are assigned to lanes in order, so the largest should come first. */
 void zipcrypto_decrypt(const struct zipcrypto_kernel *kernel, struct zipcrypto_stream *streams, size_t count);
 
 #ifdef NATIVE_X86

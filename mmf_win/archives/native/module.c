@@ -1,4 +1,4 @@
-/* The Python module mmf_win.archives._zipcrypto: the kernels, for spans of a bytearray. */
+/* Python module mmf_win.archives._zipcrypto: runs the kernels on spans of a bytearray. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,7 +13,7 @@ static const struct zipcrypto_kernel *find_kernel(const char *name)
     return NULL;
 }
 
-/* Fills one stream from (start, size, (key0, key1, key2)); spans must lie in the data. */
+/* Fills a stream from (start, size, (key0, key1, key2)); a span must be inside the data. */
 static int parse_span(PyObject *span, char *data, Py_ssize_t length, struct zipcrypto_stream *stream)
 {
     Py_ssize_t start, size;
@@ -25,7 +25,7 @@ static int parse_span(PyObject *span, char *data, Py_ssize_t length, struct zipc
     if (!PyArg_ParseTuple(span, "nn(III)", &start, &size, &key0, &key1, &key2))
         return -1;
     if (start < 0 || size < 0 || start > length || size > length - start) {
-        PyErr_SetString(PyExc_ValueError, "a span lies outside of the data");
+        PyErr_SetString(PyExc_ValueError, "a span is outside the data");
         return -1;
     }
     stream->at = (uint8_t *)data + start;
@@ -50,10 +50,10 @@ static PyObject *keys_of(const struct zipcrypto_stream *streams, Py_ssize_t coun
 
 PyDoc_STRVAR(decrypt_doc,
              "decrypt(data, spans, kernel, /)\n--\n\n"
-             "Decrypt spans of a bytearray in place, side by side, without the GIL.\n\n"
+             "Decrypt spans of a bytearray in place, in parallel, without the GIL.\n\n"
              "Spans are tuples (start, size, (key0, key1, key2)) and must not overlap; the largest should come\n"
-             "first. Returns the keys for what follows each. No other thread may touch the spans meanwhile.\n\n"
-             "Raises ValueError for a span outside of the data and for a kernel that kernels() does not name.");
+             "first. Return the final keys of each span. No other thread may use the spans during the call.\n\n"
+             "Raise ValueError for a span outside the data and for an unknown kernel.");
 
 static PyObject *decrypt(PyObject *module, PyObject *arguments)
 {
@@ -68,9 +68,9 @@ static PyObject *decrypt(PyObject *module, PyObject *arguments)
         return NULL;
     kernel = find_kernel(name);
     if (kernel == NULL)
-        return PyErr_Format(PyExc_ValueError, "there is no kernel '%s' here", name);
+        return PyErr_Format(PyExc_ValueError, "unknown kernel '%s'", name);
 
-    view = PyMemoryView_FromObject(data); /* while there is a view, nobody can resize the bytearray */
+    view = PyMemoryView_FromObject(data); /* a bytearray with a view cannot be resized */
     if (view == NULL)
         return NULL;
     length = PyByteArray_Size(data);
@@ -84,7 +84,7 @@ static PyObject *decrypt(PyObject *module, PyObject *arguments)
         PyObject *span = PyList_GetItem(spans, i);
         int parsed = -1;
         if (span != NULL) {
-            Py_INCREF(span); /* an odd number's __index__ might drop it from the list */
+            Py_INCREF(span); /* the __index__ of a malicious object might remove it from the list */
             parsed = parse_span(span, PyByteArray_AsString(data), length, &streams[i]);
             Py_DECREF(span);
         }
@@ -101,7 +101,7 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(kernels_doc, "kernels()\n--\n\nThe names of the kernels that this processor can run, fastest first.");
+PyDoc_STRVAR(kernels_doc, "kernels()\n--\n\nReturn the names of the kernels that this processor can run, fastest first.");
 
 static PyObject *kernels(PyObject *module, PyObject *unused)
 {
@@ -141,7 +141,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     "_zipcrypto",
-    "The classic zip encryption, many streams side by side.",
+    "ZipCrypto decryption of many streams in parallel.",
     0,
     methods,
     slots,

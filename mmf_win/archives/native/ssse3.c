@@ -1,4 +1,4 @@
-/* 16 streams side by side, for processors with SSSE3 (since 2006). */
+/* 16 streams in parallel, for processors with SSSE3 (since 2006). */
 
 #include "kernels.h"
 

@@ -1,8 +1,8 @@
 /* A kernel in vector registers, written once for two widths; ssse3.c and avx2.c include it.
 
-   Byte p of a key of all lanes lies in one register, the key's plane p. So a shift by 8 bits costs nothing, and
-   a step of CRC-32 can look its table up in registers: the table is linear over GF(2), so the entry of a byte
-   is that of its low nibble xor that of its high one, and 16 entries of one plane are one shuffle.
+   Byte p of a key of all lanes is in one register, the key's plane p. So a shift by 8 bits costs nothing, and
+   a step of CRC-32 can look up its table in registers: the table is linear over GF(2), so the entry of a byte
+   is that of its low nibble xor that of its high one, and looking up 16 entries of one plane is one shuffle.
 
    The multiplications need 16 bits: planes are widened by interleaving two of them, low and high half of a
    register apart, and narrowed again by packing, which undoes that order. */
@@ -10,7 +10,7 @@
 #define XOR(a, b) BITS(xor)(a, b)
 #define AND(a, b) BITS(and)(a, b)
 
-/* zipcrypto_crc by planes and nibbles: [plane][0] for the low nibble, [plane][1] for the high one. */
+/* zipcrypto_crc by byte planes and nibbles: [plane][0] for the low nibble, [plane][1] for the high one. */
 struct tables {
     VECTOR nibble[4][2];
 };
