@@ -1,8 +1,9 @@
 """Process that lists and decodes 7z with py7zr for :mod:`mmf_win.archives.sevenzip`.
 
 A damaged archive may crash it. Each line of standard input is a request in JSON: the ``path`` in hex, the
-``password``, and the ``numbers`` of the requested members, or null for the list of all. The answer on standard
-output has several parts. The last one is the result in JSON: class, text and errno of an error, or nulls.
+``password``, and the ``numbers`` of the requested members, or null for the list of all. The answer on
+standard output has several parts. The last one is the result in JSON: class, text and errno of an error, or
+nulls.
 """
 
 from __future__ import annotations

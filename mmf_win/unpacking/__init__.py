@@ -1,1 +1,1 @@
-"""From an archive to a folder of verified files, all of them or none. Knows no memes."""
+"""Installation of an archive's files into a folder, all or none. Independent of the dataset."""

@@ -1,7 +1,7 @@
-"""An archive unpacked to a folder, with a manifest of every file: all of it, or nothing that looks like it.
+"""Extraction of an archive to a folder with a manifest of its files, all or nothing.
 
-Chosen members are written to a staging folder; they and the archive itself are hashed meanwhile. Only then
-everything moves to its place, the manifest last.
+Chosen members are written to a staging folder; they and the archive itself are hashed at the same time. Only
+then everything is moved to its place, the manifest last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmf_win.integrity.manifest import (
 from mmf_win.integrity.verify import find_damage, mark_intact
 from mmf_win.unpacking.staging import Staging, finish_installation, fsync_files, open_staging, require_space
 
-#: Name of a member → path of its file below the folder, with ``/``; None leaves the member out.
+#: Name of a member → path of its file below the folder, with ``/``, or None to skip the member.
 NameChooser: TypeAlias = Callable[[str], str | None]
 
 _LARGE_MEMBER_BYTES = 1 << 20
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_all(member: str) -> str:
-    """Choose each member, under its own name."""
+    """Choose every member under its own name."""
     return member
 
 
@@ -52,40 +52,51 @@ def extract_to_staging(
     *,
     max_files: int | None = None,
 ) -> dict[str, ManifestEntry]:
-    """Write the chosen members below ``here.new``; return what is there now, by paths with ``/`` below that.
+    """Write the chosen members to the ``new`` folder of the staging folder.
 
-    A tar need not be listed. The ``digest`` is fed with the archive itself. With ``enough``, this stops after
-    so many members, and the digest is incomplete.
+    Args:
+        archive: A tar may be opened without listing its members.
+        choose: Returns the target of each member.
+        staging: Where the members are written.
+        title: Title of the progress bar.
+        digest: Receives the bytes of the archive itself.
+        max_files: Stop after this many members; the digest is then incomplete.
 
-    Raises ArchiveError where the archive is damaged or hostile, or two members are for one file, and
-    ResourceError where the members do not fit on the disk.
+    Returns:
+        The written files, by path relative to the ``new`` folder, with ``/``.
+
+    Raises:
+        ArchiveError: The archive is damaged or unsafe, or two members have the same target.
+        ResourceError: The members do not fit on the disk.
     """
     needed = sum(member.size for member in archive.members if choose(member.name) is not None)
     require_space(staging.new_dir, needed)
-    taken: dict[str, str] = {}
+    member_by_key: dict[str, str] = {}
 
     def choose_target(member: Member) -> Path | None:
         if (name := choose(member.name)) is None:
             return None
-        if other := taken.get(collision_key(name)):
-            message = f"members {other} and {member.name} are both for the file {name}"
+        if other := member_by_key.get(collision_key(name)):
+            message = f"members {other} and {member.name} have the same target file {name}"
             raise ArchiveError(message, prefix=f"{archive.path}:")
-        taken[collision_key(name)] = member.name
+        member_by_key[collision_key(name)] = member.name
         if member.size > _LARGE_MEMBER_BYTES:
             require_space(staging.new_dir, member.size)
         return staging.new_dir / name
 
     files: dict[str, ManifestEntry] = {}
-    # A file that looks as if it changed about when it was hashed would be hashed again at the next check.
+    # A file with an mtime close to the time when it was hashed would be hashed again at the next check.
     mtime_ns = archive.path.stat().st_mtime_ns - _BACKDATE_NS
-    work = archive.read_size or needed
+    total_bytes = archive.read_size or needed
     with (
-        Progress(title, work) as bar,
-        closing(archive.extract(choose_target, bar.advance, digest)) as written,
+        Progress(title, total_bytes) as bar,
+        closing(archive.extract(choose_target, bar.advance, digest)) as extracted_files,
     ):
-        for done in written:
-            os.utime(done.target, ns=(mtime_ns, mtime_ns))
-            files[done.target.relative_to(staging.new_dir).as_posix()] = ManifestEntry(done.sha256, done.size)
+        for extracted in extracted_files:
+            os.utime(extracted.target, ns=(mtime_ns, mtime_ns))
+            files[extracted.target.relative_to(staging.new_dir).as_posix()] = ManifestEntry(
+                extracted.sha256, extracted.size
+            )
             if len(files) == max_files:
                 break
     return files
@@ -102,69 +113,82 @@ def extract_verified(
     obsolete_paths: Collection[Path] = (),
     title: str = "Extracting",
 ) -> Manifest:
-    """Unpack an archive to a folder and write the manifest of what came out of it.
+    """Extract an archive to a folder and write the manifest of the files.
 
-    When the folder already holds what came out of this archive, it is verified, and only files that are wrong
-    are unpacked again, reading no further than the last of them. Such a member is believed when it has the
-    hash that the manifest says, whatever else is wrong with the archive.
+    If the folder already contains the files of this archive, they are verified, and only damaged ones are
+    extracted again, reading the archive no further than the last of them. Such a file only has to match the
+    manifest, even if other parts of the archive are damaged.
 
-    Other files in the folder stay, except those in the way of a new one. While another process is at work
-    there, this one says so and waits.
+    Other files in the folder are kept unless a new file replaces them. If another process is using the
+    folder, this one logs a message and waits.
 
     Args:
-        expected_sha256: of the archive, as its publisher says, in hex.
-        check: is given the folder of what will be in place, and may refuse it by an error of its own.
-        replaces: files about what was there before; removed before anything moves.
+        archive: Archive file or folder.
+        folder: Target folder.
+        ask: Returns the password.
+        choose: Returns the path of each member below ``folder``.
+        expected_sha256: SHA-256 of the archive according to its publisher, in hex.
+        validate: Called with the folder of the new files before they are installed; may raise an error.
+        obsolete_paths: Files that describe earlier contents; removed before anything is moved.
+        title: Title of the progress bar.
+
+    Returns:
+        The manifest of the folder.
 
     Raises:
-        ArchiveError: the archive is damaged, hostile, none at all, or not the expected one.
-        PasswordError: the password is missing or wrong; nothing was written.
-        ResourceError: there is not enough room; what was written is gone again.
-        OSError: a file cannot be written; what was written is gone again.
+        ArchiveError: The archive is damaged, unsafe, not an archive, or not the expected one.
+        PasswordError: The password is missing or wrong; nothing was written.
+        ResourceError: The disk space is not sufficient; written files were removed again.
+        OSError: A file cannot be written; written files were removed again.
     """
     finish_installation(folder)
-    manifest, wrong = _load_manifest_of(archive, folder, expected_sha256)
-    if manifest and not wrong:
-        _log.info("%s: this archive is unpacked here already", folder)
+    manifest, damaged_names = _load_manifest_of(archive, folder, expected_sha256)
+    if manifest and not damaged_names:
+        _log.info("%s: already extracted from this archive", folder)
         return manifest
 
     def choose_damaged(member: str) -> str | None:
         name = choose(member)
-        return name if name in wrong else None
+        return name if name in damaged_names else None
 
-    opened = open_archive(archive, ask, listed=False)
-    opened.check_password()
+    opened_archive = open_archive(archive, ask, list_members=False)
+    opened_archive.check_password()
     source = ManifestSource.from_path(archive)
-    with open_staging(folder, wait=True) as here:
-        if manifest is None:  # another process may have been at work here until now
-            manifest, wrong = _load_manifest_of(archive, folder, expected_sha256)
+    with open_staging(folder, wait=True) as staging:
+        if manifest is None:  # another process may have installed the files in the meantime
+            manifest, damaged_names = _load_manifest_of(archive, folder, expected_sha256)
         if manifest:
-            if wrong:
-                files = extract_to_staging(opened, choose_damaged, here, title, max_files=len(wrong))
-                install_repaired(here, manifest, files, wrong, archive)
+            if damaged_names:
+                files = extract_to_staging(
+                    opened_archive, choose_damaged, staging, title, max_files=len(damaged_names)
+                )
+                install_repaired(staging, manifest, files, damaged_names, archive)
             return manifest
-        if not opened.members:  # a tar, of which nothing else is known yet
+        if not opened_archive.members:  # an unlisted tar; the size of its members is unknown
             require_space(folder, archive.stat().st_size)
         digest = hashlib.sha256() if archive.is_file() else None
-        files = extract_to_staging(opened, choose, here, title, digest)
+        files = extract_to_staging(opened_archive, choose, staging, title, digest)
         source = replace(source, sha256=None if digest is None else digest.hexdigest())
         manifest = make_manifest(folder, files, source, expected_sha256)
-        validate(here.new_dir)
-        install_staged(here, manifest, obsolete_paths=obsolete_paths)
+        validate(staging.new_dir)
+        install_staged(staging, manifest, obsolete_paths=obsolete_paths)
         return manifest
 
 
 def install_staged(staging: Staging, manifest: Manifest, *, obsolete_paths: Collection[Path] = ()) -> None:
-    """Move staged files to their folder, together with their manifest: all or nothing, the manifest last.
+    """Move staged files and their manifest to the manifest's folder, all or nothing, the manifest last.
 
-    What it ``replaces``, files and folders, is removed first.
+    Files and folders in ``obsolete_paths`` are removed first.
     """
-    # Else a power cut might leave the manifest and lose the files. Their sizes would not always tell: NTFS
-    # may keep a size and lose the content. The moves need no more than that: file systems keep their order.
+    # Otherwise a power cut might keep the manifest and lose the files. Their sizes do not always show that:
+    # NTFS may keep a size and lose the content. The moves need no flush; file systems keep their order.
     fsync_files([staging.new_dir / name for name in manifest.files])
     replace(manifest, folder=staging.folder).save()
-    stale = [*manifest_files(manifest.folder), *obsolete_paths]
-    moves = [*((None, path) for path in stale), *_plan_moves(staging.new_dir, manifest.folder, stale)]
+    stale_paths = [*manifest_files(manifest.folder), *obsolete_paths]
+    moves = [
+        *((None, path) for path in stale_paths),
+        *_plan_moves(staging.new_dir, manifest.folder, stale_paths),
+    ]
     moves += [(path, manifest.folder / path.name) for path in reversed(manifest_files(staging.folder))]
     staging.install(moves)
     mark_intact(manifest, manifest.files)
@@ -177,16 +201,27 @@ def make_manifest(
     expected_sha256: str | None = None,
     result: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """The manifest of files that came out of an archive; it is not written.
+    """Return the manifest of files extracted from an archive, without saving it.
 
-    Raises ArchiveError where the archive is not the expected one.
+    Args:
+        folder: Folder of the manifest.
+        files: Files by path relative to the folder.
+        source: Archive that the files come from.
+        expected_sha256: SHA-256 of the archive according to its publisher, in hex.
+        result: See :class:`Manifest`.
+
+    Returns:
+        The manifest, with sorted files.
+
+    Raises:
+        ArchiveError: The archive is not the expected one.
     """
     if expected_sha256 not in (None, source.sha256):
-        differs = f"its SHA-256 is {source.sha256}, not {expected_sha256}"
-        message = f"{source.path}: not the archive that was published: {differs}"
-        raise ArchiveError(message, hint="the file may be incomplete or damaged; get it again")
-    basis: HashOrigin = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
-    return Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
+        hashes = f"SHA-256 {source.sha256}, expected {expected_sha256}"
+        message = f"{source.path}: not the published archive ({hashes})"
+        raise ArchiveError(message, hint="download the archive again; it may be truncated")
+    hash_origin: HashOrigin = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
+    return Manifest(folder, dict(sorted(files.items())), hash_origin, source, result or {})
 
 
 def install_repaired(
@@ -196,18 +231,26 @@ def install_repaired(
     names: Collection[str],
     archive: Path,
 ) -> None:
-    """Move the staged files ``names`` to their places, if they are what the manifest says.
+    """Move the staged files ``names`` to their places if they match the manifest.
 
-    Raises ArchiveError where a file is not there, or has other content; nothing was changed then.
+    Args:
+        staging: Folder with the staged files.
+        manifest: Manifest of the target folder.
+        files: Hash and size of the staged files.
+        names: Paths of the files to repair, relative to the folder.
+        archive: Archive that the files come from, for error messages.
+
+    Raises:
+        ArchiveError: A file is missing or differs from the manifest; nothing was changed.
     """
     for name in names:
         if name not in files or files[name].sha256 != manifest.files[name].sha256:
-            what = "other content in" if name in files else "no"
-            message = f"{archive}: there is {what} {name}"
-            raise ArchiveError(message, hint="this is another archive, or a damaged one")
+            problem = "different content for" if name in files else "no"
+            message = f"{archive}: contains {problem} {name}"
+            raise ArchiveError(message, hint="use the original archive; this one is different or damaged")
     fsync_files([staging.new_dir / name for name in names])
     staging.install([(staging.new_dir / name, manifest.folder / name) for name in names])
-    # The sizes that were noted may be what was damaged.
+    # The recorded sizes may have been damaged, so take those of the new files.
     sizes = {name: files[name] for name in names}
     mark_intact(replace(manifest, files={**manifest.files, **sizes}), names)
 
@@ -215,8 +258,8 @@ def install_repaired(
 def _load_manifest_of(
     archive: Path, folder: Path, expected_sha256: str | None
 ) -> tuple[Manifest | None, Collection[str]]:
-    """The folder's manifest, if what it lists came out of this archive, and which of its files are wrong."""
-    manifest = load_intact_manifest(folder)  # whatever a damaged one lists is unpacked again
+    """Return the folder's manifest if its files come from this archive, and the names of damaged files."""
+    manifest = load_intact_manifest(folder)  # with a damaged manifest, all files are extracted again
     source = manifest.source if manifest and not manifest.was_changed else None
     if manifest and source and expected_sha256 in (None, source.sha256) and source.is_same(archive):
         return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
@@ -226,10 +269,10 @@ def _load_manifest_of(
 def _plan_moves(
     new_dir: Path, target_dir: Path, removed_paths: Collection[Path]
 ) -> Iterator[tuple[Path | None, Path]]:
-    """What to move to bring all that is in ``new`` into ``target``, with the fewest moves."""
+    """Yield the fewest moves that bring all files of ``new_dir`` to ``target_dir``."""
     for entry in sorted(new_dir.iterdir()):
-        to = target_dir / entry.name
-        if entry.is_dir() and to.is_dir() and to not in removed_paths:
-            yield from _plan_moves(entry, to, removed_paths)
+        target = target_dir / entry.name
+        if entry.is_dir() and target.is_dir() and target not in removed_paths:
+            yield from _plan_moves(entry, target, removed_paths)
         else:
-            yield entry, to
+            yield entry, target

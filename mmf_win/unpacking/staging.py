@@ -1,18 +1,18 @@
-"""How new files take their place: staged beside it, then moved in all together, or not at all.
+"""Atomic installation of files: staged in a folder next to their targets, then moved, all or none.
 
 ::
 
     <dataset root>/
-    ├── .mmfw-lock              held while one process works here; the system frees it when that one dies
-    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start
+    ├── .mmfw-lock              locked by the process that uses the folder; released when that process ends
+    └── .mmfw-staging/          unfinished files; removed at the end or at the next start
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
-        ├── old-xxxx/           what they replace, until all of them are in place
-        ├── elsewhere           .mmfw-staging/old-xxxx/ in the other folders that have targets
-        └── installing          the moves, there from the first of them until the last
+        ├── old-xxxx/           replaced files, until all new files are in place
+        ├── elsewhere           list of .mmfw-staging/old-xxxx/ folders in other target folders
+        └── installing          list of the moves; exists from the first move until the last
 
-Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
-makes the moves that are left.
+While ``installing`` exists, no process reads the files in the root. If its process has died, the next process
+that locks the folder completes the moves.
 """
 
 from __future__ import annotations
@@ -57,12 +57,17 @@ _RESERVE_BYTES = 64 << 20
 _MAX_PARALLEL_FLUSHES = 8
 
 
-#: A new file or folder, its target, and where what was there is kept.
+#: A new file or folder, its target, and where the replaced file or folder is kept.
 _PreparedMove: TypeAlias = "tuple[Path | None, Path, Path]"
 
 
 class Staging:
-    """A staging folder, of which there is one at a time; files are written below ``new``."""
+    """The staging folder of a root folder; there is only one at a time.
+
+    Attributes:
+        folder: The staging folder.
+        new_dir: Folder in it that new files are written to.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -71,57 +76,60 @@ class Staging:
         self.new_dir = self.folder / "new"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
-        """Move each new file or folder to its target, in this order; None only takes the target away.
+        """Move each new file or folder to its target, in order; None instead of a file removes the target.
 
-        What was at the targets is kept until all moves have succeeded, and put back when one fails. After an
-        interrupt, which may come between a move and the note of it, the next start makes the moves that are
-        left, as after a kill.
+        Replaced files are kept until all moves have succeeded, and restored if one fails. After an interrupt,
+        which may come between a move and its record, the next start completes the moves, as after a kill.
         """
-        # Not a folder of an earlier installation, which may still hold a file that somebody has open.
-        kept = Path(mkdtemp(prefix="old-", dir=self.folder))
+        # A new folder each time: that of an earlier installation may contain a file that is still open.
+        old_files_dir = Path(mkdtemp(prefix="old-", dir=self.folder))
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
-        prepared = self._prepare_moves(moves, kept)
+        prepared = self._prepare_moves(moves, old_files_dir)
         names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in prepared]
-        made: list[tuple[Path, Path]] = []
+        applied_renames: list[tuple[Path, Path]] = []
         write_json(self._moves_file, {"moves": names})
         try:
-            self._apply_moves(prepared, made)
+            self._apply_moves(prepared, applied_renames)
         except Exception:
-            for old, new in reversed(made):
+            for old, new in reversed(applied_renames):
                 if new.name.endswith(_COPY_SUFFIX) and os.path.lexists(old):
-                    remove_tree(old)  # of which a part may be removed
-                rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
+                    remove_tree(old)  # may already be partly removed
+                rename(
+                    new, old
+                )  # if this fails, `installing` stays, and the next process completes the moves
             remove(self._moves_file)
             raise
         remove(self._moves_file)
 
     def finish_moves(self) -> None:
-        """Make the moves that are left where a process died between them."""
-        with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
-            noted = read_json(self._moves_file)
-            kept = f"{self.folder.name}/{noted.get('old')}"  # where earlier versions kept all old files
-            named = [(*move, f"{kept}/{number}")[:3] for number, move in enumerate(noted["moves"])]
+        """Complete the moves of a process that died before the last one."""
+        with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # the list is missing or damaged
+            saved = read_json(self._moves_file)
+            old_files_dir = f"{self.folder.name}/{saved.get('old')}"  # all old files, in earlier versions
+            saved_moves = [
+                (*move, f"{old_files_dir}/{number}")[:3] for number, move in enumerate(saved["moves"])
+            ]
             root = self._root
             self._apply_moves(
-                [(new and root / new, root / target, root / old) for new, target, old in named], []
+                [(new and root / new, root / target, root / old) for new, target, old in saved_moves], []
             )
             remove(self._moves_file)
 
     def _prepare_moves(
         self, moves: Sequence[tuple[Path | None, Path]], old_files_dir: Path
     ) -> list[_PreparedMove]:
-        """Return moves that are renames within a disk, after copying what no rename can move.
+        """Return moves that are renames within one disk, after copying everything that cannot be renamed.
 
-        That is a new file whose target is on another disk, behind a link, and an old folder in a lower layer
-        of an overlay file system. Old files are kept in a staging folder next to them.
+        A new file is copied if its target is on another disk (behind a link), an old folder if it is in a
+        lower layer of an overlay file system. Old files are kept in a staging folder next to them.
         """
         parents = {target.parent for _, target in moves} - {self._root}
-        kept_there = [
+        other_folders = [
             staging_folder(parent.relative_to(self._root)) / old_files_dir.name for parent in parents
         ]
-        write_json(self.folder / _OTHER_FOLDERS_FILE, [folder.as_posix() for folder in kept_there])
+        write_json(self.folder / _OTHER_FOLDERS_FILE, [folder.as_posix() for folder in other_folders])
         prepared: list[_PreparedMove] = []
-        copied = set[Path]()  # which a later move finds gone
+        copied = set[Path]()  # already moved away when a later move with the same target is made
         for number, (new, target) in enumerate(moves):
             old = staging_folder(target.parent) / old_files_dir.name / str(number)
             old.parent.mkdir(parents=True, exist_ok=True)
@@ -135,10 +143,10 @@ class Staging:
         return prepared
 
     def _apply_moves(self, moves: Sequence[_PreparedMove], applied_renames: list[tuple[Path, Path]]) -> None:
-        """Make the moves that are not made yet; keep old files; add each rename to ``made``."""
+        """Make all moves that are not made yet, keep the old files, and append to ``applied_renames``."""
         for new, target, old in moves:
             if os.path.lexists(old) if new is None else not os.path.lexists(new):
-                continue  # it was made before
+                continue  # already made
             target.parent.mkdir(parents=True, exist_ok=True)
             copy = old.with_name(f"{old.name}{_COPY_SUFFIX}")
             if os.path.lexists(copy):
@@ -157,57 +165,72 @@ class Staging:
 
 @contextmanager
 def open_staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
-    """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
+    """Lock ``root`` and create an empty staging folder in it, which is removed on exit.
 
-    What a process that died has left in it is removed, or moved to its place where that had begun.
+    An installation that a dead process has begun is completed first; other leftovers are removed.
 
-    Raises InUseError where another process is at work in ``root``, unless told to ``wait`` until it has
-    finished; it may then have done the same step already.
+    Args:
+        root: Target folder; created if missing.
+        wait: Wait for another process that uses ``root``; that process may have done the same work.
+
+    Yields:
+        The staging folder.
+
+    Raises:
+        InUseError: Another process uses ``root``, and ``wait`` is false.
     """
     root.mkdir(parents=True, exist_ok=True)
-    refused = _in_use_error(root)
-    waiting = partial(_log.info, "%s; waiting for it to finish", refused)
-    with file_lock(root / LOCK_NAME, inf if wait else 0, waiting, in_use_error=refused):
-        here = Staging(root)
-        here.finish_moves()
-        _remove_staging(here.folder)
-        here.new_dir.mkdir(parents=True, exist_ok=True)
+    in_use_error = _in_use_error(root)
+    waiting = partial(_log.info, "%s; waiting for it to finish", in_use_error)
+    with file_lock(root / LOCK_NAME, inf if wait else 0, waiting, in_use_error=in_use_error):
+        staging = Staging(root)
+        staging.finish_moves()
+        _remove_staging(staging.folder)
+        staging.new_dir.mkdir(parents=True, exist_ok=True)
         try:
-            yield here
+            yield staging
         finally:
             if not is_install_incomplete(root):
-                _remove_staging(here.folder)
+                _remove_staging(staging.folder)
 
 
 def staging_folder(root: Path) -> Path:
-    """Where the unfinished files of ``root`` are."""
+    """Return the folder with unfinished files of ``root``."""
     return root / ".mmfw-staging"
 
 
 def is_install_incomplete(root: Path) -> bool:
-    """Whether only some of the files that belong together in ``root`` may have been moved there."""
+    """Return whether an installation into ``root`` is in progress or was interrupted."""
     return (staging_folder(root) / _MOVES_FILE).exists()
 
 
 def require_complete_install(root: Path) -> None:
-    """Refuse to read files in ``root`` of which some may belong to an older set, or are not there yet.
+    """Raise if an installation into ``root`` is in progress or was interrupted.
 
-    Raises InUseError while a process is moving them there, UnfinishedInstallation where it has died.
+    Some files may then be missing or belong to an earlier set.
+
+    Raises:
+        InUseError: Another process is moving the files.
+        IncompleteInstallError: The process that moved the files has died.
     """
     if is_install_incomplete(root):
         if is_locked(root / LOCK_NAME):
-            raise InUseError(f"{root}: another mmfw is moving files to their places")
-        if is_install_incomplete(root):  # for it may have ended between the two questions
-            message = f"{root}: mmfw was interrupted while it moved new files to their places"
-            hint = repair_command(root) or "the command that wrote them, typed again, moves the rest"
+            raise InUseError(f"{root}: another mmfw process is installing files")
+        if is_install_incomplete(root):  # the other process may have finished between the two checks
+            message = f"{root}: installation of new files was interrupted"
+            hint = repair_command(root) or "run the interrupted command again"
             raise IncompleteInstallError(message, hint=hint)
 
 
 @contextmanager
 def shared_read_lock(root: Path) -> Iterator[None]:
-    """Keep every mmfw from changing the files in ``root`` meanwhile; a note says where there are no locks.
+    """Hold a shared lock that keeps other mmfw processes from changing the files in ``root``.
 
-    Raises InUseError where one is at work there, and OSError where the lock cannot be taken.
+    Without support for locks, a warning is logged instead.
+
+    Raises:
+        InUseError: Another process is changing the files.
+        OSError: The lock cannot be taken.
     """
     with ExitStack() as stack:
         try:
@@ -215,16 +238,16 @@ def shared_read_lock(root: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.ENOLCK:
                 raise
-            _log.warning("%s: %s, so change nothing there meanwhile", error.filename, error.strerror)
+            _log.warning("%s: %s; do not change the files during this command", error.filename, error.strerror)
         yield
 
 
 def _in_use_error(root: Path) -> InUseError:
-    return InUseError(f"{root}: another mmfw is at work here")
+    return InUseError(f"{root}: in use by another mmfw process")
 
 
 def finish_installation(root: Path) -> bool:
-    """Make the moves that a process that died has left, if it has noted them; return whether all are made."""
+    """Complete the installation of a process that died; return whether the files are complete."""
     if staging_folder(root).exists():
         with suppress(InUseError), open_staging(root, wait=is_install_incomplete(root)):
             pass
@@ -232,11 +255,14 @@ def finish_installation(root: Path) -> bool:
 
 
 def fsync_files(files: Sequence[Path]) -> None:
-    """Have the system write many files of one disk to it now. Raises OSError where the disk refuses one.
+    """Flush many files of one disk to it.
 
-    Each file by itself makes the disk empty its cache once more. Linux has one call for all that is not yet
-    written, at about a third of the cost; elsewhere only an administrator has one, so there several files
-    wait for the disk at a time.
+    Each single fsync makes the disk flush its cache. Linux has one call for all unwritten data, at about a
+    third of the cost. Other systems have it only for administrators, so several files are flushed in parallel
+    there.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     with Progress("Waiting for the disk", len(files), "file") as bar:
         if sys.platform == "linux" and len(files) > _MAX_PARALLEL_FLUSHES and _sync_file_system(files[0]):
@@ -247,7 +273,7 @@ def fsync_files(files: Sequence[Path]) -> None:
 
 
 def _sync_file_system(path: Path) -> bool:
-    """Write to a disk all that is not yet there; whether the system could."""
+    """Flush all unwritten data of the disk that has ``path``; return whether the system could do it."""
     import ctypes
 
     descriptor = os.open(path, os.O_RDONLY)
@@ -259,27 +285,34 @@ def _sync_file_system(path: Path) -> bool:
 
 
 def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-dir") -> None:
-    """Refuse to begin what will not fit: so many bytes in a folder that need not exist yet.
+    """Raise if a disk has too little free space.
 
-    Raises ResourceError where the disk has not that much and a reserve of 64 MiB, and UsageError where there
-    is no such drive; ``chosen_by`` is the option or variable that names another folder.
+    Args:
+        folder: Folder on the disk; it need not exist.
+        needed_bytes: Size of the files to write; a reserve of 64 MiB is added.
+        folder_option: Option or variable that selects another folder, for the hint.
+
+    Raises:
+        ResourceError: The free space is not sufficient.
+        UsageError: The drive does not exist.
     """
     free = free_space(folder)
     if free is None:
         raise UsageError(
-            f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {folder_option}"
+            f"{folder}: drive {folder.anchor} does not exist",
+            hint=f"choose another folder with {folder_option}",
         )
     if free < needed_bytes + _RESERVE_BYTES:
         needed = format_size(needed_bytes + _RESERVE_BYTES)
-        message = f"{folder}: {needed} are needed and {format_size(free)} are free"
+        message = f"{folder}: not enough disk space ({needed} needed, {format_size(free)} free)"
         hint = f"free some space, or choose a folder on another disk with {folder_option}"
         raise ResourceError(message, hint=hint)
 
 
 def require_creatable_folders(mmf_paths: MmfPaths) -> None:
-    """Refuse a cache or data folder that MMF could not create when it starts; leave nothing behind.
+    """Raise if MMF could not create its cache or data folder; no files are left behind.
 
-    Raises ResourceError for a full disk, else DataError.
+    The error is a ResourceError for a full disk, otherwise a DataError.
     """
     for folder, variable in ((mmf_paths.cache_dir, "MMF_CACHE_DIR"), (mmf_paths.data_dir, "MMF_DATA_DIR")):
         nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
@@ -287,49 +320,52 @@ def require_creatable_folders(mmf_paths: MmfPaths) -> None:
             if not folder.is_dir():
                 Path(mkdtemp(prefix=".mmfw-", dir=nearest)).rmdir()
         except OSError as error:
-            hint = f"set {variable} to a folder that you can write to"
+            hint = f"set {variable} to a writable folder"
             message = f"{folder}: cannot be created ({error.strerror})"
             raise type(to_mmfw_error(error))(message, hint=hint) from error
 
 
 def _crosses_disks(path: Path, folder: Path) -> bool:
-    """Return whether no rename can move ``path`` to where ``folder`` is, which must not be empty."""
+    """Return whether ``path`` and ``folder``, which must not be empty, are on different file systems."""
     try:
-        os.rename(path, folder)  # noqa: PTH104
+        os.rename(path, folder)  # noqa: PTH104 – always fails; the error shows whether a rename is possible
     except OSError as error:
         return error.errno == errno.EXDEV
     raise AssertionError(f"{folder} was empty")
 
 
 def _copy_and_fsync(source: Path, target: Path) -> Path:
-    """Copy a file or folder, have the disk write it, and return where it is."""
+    """Copy a file or folder, flush the copy, and return its path."""
     files = []
-    for path in (source, *sorted(source.rglob("*"))):  # shutil.copytree would collect errors, and go on
-        to = target / path.relative_to(source)
+    for path in (source, *sorted(source.rglob("*"))):  # shutil.copytree does not stop at the first error
+        copy = target / path.relative_to(source)
         if path.is_dir() and not path.is_symlink():
-            to.mkdir()
+            copy.mkdir()
         else:
-            with add_path_to_errors(to):
-                files.append(Path(shutil.copy2(path, to, follow_symlinks=False)))
+            with add_path_to_errors(copy):
+                files.append(Path(shutil.copy2(path, copy, follow_symlinks=False)))
     fsync_files([file for file in files if not file.is_symlink()])
     return target
 
 
 def _remove_staging(folder: Path) -> None:
-    """Remove a staging folder; what cannot be removed now is removed at the next start.
+    """Remove a staging folder; files that cannot be removed now are removed at the next start.
 
-    Only ``installing`` stays, which may be damaged: without it, a part would be believed.
+    ``installing`` is kept, even if it is damaged: without it, an incomplete set of files would seem complete.
     """
-    others: list[Path] = []
+    other_folders: list[Path] = []
     with suppress(OSError, ValueError, TypeError):
-        others = [folder.parent / path for path in read_json(folder / _OTHER_FOLDERS_FILE)]
-    for other in others:
-        shutil.rmtree(other, ignore_errors=True)
-        with suppress(OSError):  # another root may share that folder, by a link
-            other.parent.rmdir()
-    kept = {_MOVES_FILE, *(_OTHER_FOLDERS_FILE for other in others if other.parent.exists())}
+        other_folders = [folder.parent / path for path in read_json(folder / _OTHER_FOLDERS_FILE)]
+    for other_folder in other_folders:
+        shutil.rmtree(other_folder, ignore_errors=True)
+        with suppress(OSError):  # another root may share that folder through a link
+            other_folder.parent.rmdir()
+    kept_names = {
+        _MOVES_FILE,
+        *(_OTHER_FOLDERS_FILE for other_folder in other_folders if other_folder.parent.exists()),
+    }
     for path in folder.glob("*"):
-        if path.name not in kept:
+        if path.name not in kept_names:
             with suppress(OSError):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     with suppress(OSError):

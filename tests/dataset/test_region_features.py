@@ -62,7 +62,7 @@ def test_a_second_extraction_does_nothing(
     extract_features(archive, mmf_paths, version="1")
     monkeypatch.setattr("mmf_win.unpacking.extract.open_archive", None)  # it is not even opened
     extract_features(archive, mmf_paths, version="1")
-    assert "unpacked here already" in caplog.text
+    assert "already extracted from this archive" in caplog.text
 
 
 def test_truncated_lmdb_is_extracted_again(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -111,7 +111,7 @@ def test_an_archive_without_features(user_dir: Path, mmf_paths: MmfPaths) -> Non
 
 def test_an_archive_with_two_sets_of_features(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "a.tar.gz", "old/", **{"new/detectron.lmdb/data.mdb": b"new"})
-    with pytest.raises(ArchiveError, match=r"old/.*new/.*are both for the file"):
+    with pytest.raises(ArchiveError, match=r"old/.*new/.*have the same target file"):
         extract_features(archive, mmf_paths, version="1")
     assert read_tree(mmf_paths.data_dir) == {}
 

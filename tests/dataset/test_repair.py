@@ -98,10 +98,10 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_path
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     damage(mmf_paths.dataset)
     before = read_tree(mmf_paths.dataset.root)
-    with pytest.raises(ArchiveError, match="there is no annotations/dev_seen"):
+    with pytest.raises(ArchiveError, match="contains no annotations/dev_seen"):
         repaired(mmf_paths, hostile_archives.write_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)))
     files = {**dataset_files(), "hateful_memes/img/00003.png": b"other"}
-    with pytest.raises(ArchiveError, match=f"other content in {IMAGE}"):
+    with pytest.raises(ArchiveError, match=f"contains different content for {IMAGE}"):
         repaired(mmf_paths, hostile_archives.write_zip(user_dir / "other.zip", files))
     with pytest.raises(PasswordError):
         repair_dataset(mmf_paths, ask=lambda: "wrong")

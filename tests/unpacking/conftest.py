@@ -1,4 +1,4 @@
-"""An archive to unpack, and what is seen of the files that come out of it."""
+"""An archive to extract, and helpers that inspect the extracted files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(user_dir: Path) -> Path:
 
 @pytest.fixture
 def written_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are written."""
+    """Names of the files that are written."""
     return record_written_names(monkeypatch)
 
 
@@ -52,7 +52,7 @@ def sha256(path: Path) -> str:
 
 
 def file_identities(folder: Path) -> dict[str, tuple[int, int]]:
-    """What changes when a file is written anew."""
+    """Return inode and mtime of each file, which change when it is written again."""
     files = [
         file for file in folder.rglob("*") if file.is_file() and file.name not in (*MANIFEST_FILES, LOCK_NAME)
     ]

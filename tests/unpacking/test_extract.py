@@ -1,4 +1,4 @@
-"""An archive unpacked with a manifest: in one pass, all or nothing, also after a sudden end."""
+"""Extraction of an archive with a manifest: in one pass, all or nothing, also after a crash."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.worlds.flush_recorder import FlushRecorder
 from tests.worlds.memes import read_tree, tar_gz, write_tree
 from tests.worlds.mounts import remount
 
-# --- what comes out ----------------------------------------------------------------------------------------
+# --- extracted files ---------------------------------------------------------------------------------------
 
 
-def test_every_file_is_there_with_its_hash_and_is_not_read_again(
+def test_extracted_files_are_recorded_and_not_read_again(
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = extract_verified(archive, folder)
@@ -45,13 +45,13 @@ def test_every_file_is_there_with_its_hash_and_is_not_read_again(
     )
     loaded = Manifest.load(folder)
     assert loaded == manifest
-    with monkeypatch.context() as patch:  # nothing can be hashed here
+    with monkeypatch.context() as patch:  # hashing would fail
         patch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
         assert find_damage(loaded) == []
     assert find_damage(manifest, full=True) == []
 
 
-def test_a_zip_a_plain_tar_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> None:
+def test_zip_tar_and_folder_get_a_manifest(user_dir: Path, folder: Path) -> None:
     extract_verified(hostile_archives.write_zip(user_dir / "a.zip", FILES), folder / "zip")
     (user_dir / "archive").write_bytes(gzip.decompress(tar_gz(FILES)))
     extract_verified(user_dir / "archive", folder / "tar")
@@ -60,7 +60,7 @@ def test_a_zip_a_plain_tar_and_a_folder_get_a_manifest_too(user_dir: Path, folde
     assert (manifest.files, manifest.hash_origin) == (ENTRIES, "recorded")
 
 
-def test_files_are_flushed_before_they_take_their_place(
+def test_files_are_flushed_before_they_are_moved(
     archive: Path, folder: Path, flush_recorder: FlushRecorder
 ) -> None:
     extract_verified(archive, folder)
@@ -73,7 +73,7 @@ def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:
     assert read_tree(folder) == {"first": FILES["z/last"]}
 
 
-def test_other_files_in_the_folder_stay(archive: Path, folder: Path) -> None:
+def test_other_files_in_the_folder_are_kept(archive: Path, folder: Path) -> None:
     write_tree({"mine.txt": b"mine", "z/mine.txt": b"mine", "fc7_w.pkl": b"old"}, folder)
     extract_verified(archive, folder)
     assert read_tree(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
@@ -87,7 +87,7 @@ def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written
     assert (file_identities(folder), written_names) == (before, [])
 
 
-def test_another_archive_takes_the_place_of_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
+def test_another_archive_replaces_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
     extract_verified(archive, folder)
     other = write_tar_gz(user_dir / "other.tar.gz", {"fc7_w.pkl": b"other"})
     manifest = extract_verified(other, folder)
@@ -95,101 +95,106 @@ def test_another_archive_takes_the_place_of_the_first(archive: Path, user_dir: P
     assert (folder / "fc7_w.pkl").read_bytes() == b"other"
 
 
-# --- archives that are not what they should be -------------------------------------------------------------
+# --- damaged and hostile archives --------------------------------------------------------------------------
 
 
-def assert_nothing_came_out(folder: Path) -> None:
+def require_only_lock_file(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [LOCK_NAME]
 
 
-def test_only_the_published_archive_is_believed(archive: Path, folder: Path) -> None:
-    with pytest.raises(ArchiveError, match=f"its SHA-256 is {sha256(archive)}, not 000"):
+def test_only_the_published_archive_is_accepted(archive: Path, folder: Path) -> None:
+    with pytest.raises(ArchiveError, match=f"SHA-256 {sha256(archive)}, expected 000"):
         extract_verified(archive, folder, expected_sha256="0" * 64)
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
     assert extract_verified(archive, folder, expected_sha256=sha256(archive)).hash_origin == "published"
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.999])
-def test_a_truncated_archive(share: float, archive: Path, folder: Path) -> None:
+def test_truncated_archive_is_rejected(share: float, archive: Path, folder: Path) -> None:
     with pytest.raises(ArchiveError, match="not a valid tar"):
         extract_verified(hostile_archives.truncate_file(archive, share), folder)
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
 
 
-def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
+def test_flipped_byte_in_the_archive_is_detected_or_harmless(user_dir: Path) -> None:
     small = {"a": Random(3).randbytes(600), "b/c": b"text " * 200}
-    whole = tar_gz(small)
-    for at in range(0, len(whole), 7):
+    intact = tar_gz(small)
+    for at in range(0, len(intact), 7):
         path = user_dir / "a.tar.gz"
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 0x10]) + intact[at + 1 :])
         folder = user_dir / str(at)
         try:
             extract_verified(path, folder)
         except ArchiveError:
             assert not (folder / MANIFEST_NAME).exists() and read_tree(folder) == {}
         else:
-            assert read_tree(folder) == small  # in gzip's header there is a name and a time that nobody needs
+            assert read_tree(folder) == small  # gzip's header has an unused name and time
 
 
 @pytest.mark.parametrize(
     ("member", "reason"),
     [
         *(
-            (hostile_archives.tar_member(name), r"outside.* is refused")
+            (hostile_archives.tar_member(name), r"outside.* rejected")
             for name in ("../outside", "/etc/outside", "a/../../outside", "C:\\outside")
         ),
         *((hostile_archives.tar_member(name), "Windows") for name in ("con.txt", "ab:c", "trailing.")),
-        (hostile_archives.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "it is a symbolic link"),
-        *((hostile_archives.tar_member(name), "both for the file") for name in ("good", "GOOD")),
+        (
+            hostile_archives.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"),
+            "symbolic links are not supported",
+        ),
+        *((hostile_archives.tar_member(name), "have the same target file") for name in ("good", "GOOD")),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_hostile_member(member: tarfile.TarInfo, reason: str, user_dir: Path, folder: Path) -> None:
+def test_hostile_member_is_rejected(
+    member: tarfile.TarInfo, reason: str, user_dir: Path, folder: Path
+) -> None:
     hostile_archives.write_zeros_tar(user_dir / "a.tar", hostile_archives.tar_member("good"), member)
     with pytest.raises(ArchiveError, match=reason):
         extract_verified(user_dir / "a.tar", folder)
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
     assert not list(user_dir.rglob("outside"))
 
 
 # --- a disk that is full or read-only ----------------------------------------------------------------------
 
 
-def test_what_will_not_fit_is_not_begun(small_disk: Path, user_dir: Path) -> None:
+def test_archive_that_does_not_fit_is_not_extracted(small_disk: Path, user_dir: Path) -> None:
     path = write_tar_gz(user_dir / "a.tar.gz", {"zeros": bytes(100 << 20)})
     plain = user_dir / "a.tar"
     plain.write_bytes(gzip.decompress(path.read_bytes()))
     for archive in (plain, path):
-        with pytest.raises(ResourceError, match="are free"):
+        with pytest.raises(ResourceError, match="not enough disk space"):
             extract_verified(archive, small_disk / "features")
-        assert_nothing_came_out(small_disk / "features")
+        require_only_lock_file(small_disk / "features")
 
 
-def test_members_that_fit_one_by_one_but_not_together_are_refused_before_any_is_written(
+def test_total_size_of_members_is_checked_before_writing(
     user_dir: Path, folder: Path, written_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = hostile_archives.write_zip(user_dir / "a.zip", {name: bytes(10_000) for name in "abc"})
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, (64 << 20) + 25_000))
-    with pytest.raises(ResourceError, match="are free"):
+    with pytest.raises(ResourceError, match="not enough disk space"):
         extract_verified(archive, folder)
     assert written_names == []
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
 
 
-def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> None:
+def test_disk_that_fills_up_during_extraction(small_disk: Path, user_dir: Path) -> None:
     path = write_tar_gz(user_dir / "a.tar.gz", {f"{number:03}": bytes(1 << 20) for number in range(90)})
     folder = small_disk / "features"
     with pytest.raises(OSError) as caught:
         extract_verified(path, folder)
     assert caught.value.errno == errno.ENOSPC
     assert str(small_disk) in caught.value.filename
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
     remount(small_disk, "size=200m")
     assert len(extract_verified(path, folder).files) == 90
 
 
-def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
+def test_read_only_folder_is_not_changed(archive: Path, small_disk: Path) -> None:
     folder = small_disk / "features"
     extract_verified(archive, folder)
     hostile_archives.truncate_file(folder / "fc7_w.pkl")
@@ -201,7 +206,7 @@ def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
     assert read_tree(folder) == before
 
 
-# --- sudden ends, and others at work -----------------------------------------------------------------------
+# --- killed and parallel processes -------------------------------------------------------------------------
 
 _CHILD = """\
 import os, signal, sys
@@ -212,13 +217,13 @@ from mmf_win.unpacking.extract import extract_verified
 when, extract = sys.argv[3], Archive.extract
 
 def watched(*arguments):
-    for number, done in enumerate(extract(*arguments)):
+    for number, extracted in enumerate(extract(*arguments)):
         if when == "extracting" and number == 2:
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows both kill
         if when == "waiting" and number == 0:
-            print("at work", flush=True)
+            print("started", flush=True)
             sys.stdin.readline()
-        yield done
+        yield extracted
 
 Archive.extract = watched
 extract_verified(Path(sys.argv[1]), Path(sys.argv[2]))
@@ -229,9 +234,7 @@ def child(archive: Path, folder: Path, when: str) -> list[str]:
     return [sys.executable, "-X", "utf8", "-c", _CHILD, str(archive), str(folder), when]
 
 
-def test_after_a_kill_nothing_looks_finished_and_the_next_one_begins_again(
-    archive: Path, folder: Path, written_names: list[str]
-) -> None:
+def test_killed_extraction_is_started_again(archive: Path, folder: Path, written_names: list[str]) -> None:
     killed = subprocess.run(
         child(archive, folder, "extracting"), stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
@@ -246,38 +249,38 @@ def test_after_a_kill_nothing_looks_finished_and_the_next_one_begins_again(
     assert not staging_folder(folder).exists()
 
 
-def test_ctrl_c_ends_all_threads_and_leaves_nothing(
+def test_ctrl_c_ends_all_threads_and_leaves_no_files(
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(1, patch)
         extract_verified(archive, folder)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
-    assert_nothing_came_out(folder)
+    require_only_lock_file(folder)
     extract_verified(archive, folder)
     assert read_tree(folder) == FILES
 
 
-def test_two_at_once_one_works_and_the_other_waits_and_says_so(
+def test_second_extraction_waits_for_the_first_with_a_message(
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen(
         child(archive, folder, "waiting"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     ) as first:
         assert first.stdin is not None and first.stdout is not None
-        assert first.stdout.readline() == "at work\n"
-        said: list[str] = []
+        assert first.stdout.readline() == "started\n"
+        messages: list[str] = []
 
-        def hear(record: logging.LogRecord) -> bool:
+        def record_message(record: logging.LogRecord) -> bool:
             assert first.stdin is not None
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
             first.stdin.close()  # the first one continues
             return True
 
-        monkeypatch.setattr(logging.getLogger("mmf_win.unpacking.staging"), "filters", [hear])
+        monkeypatch.setattr(logging.getLogger("mmf_win.unpacking.staging"), "filters", [record_message])
         monkeypatch.setattr(extract_module, "extract_to_staging", None)  # the second one has nothing to do
         manifest = extract_verified(archive, folder)
     assert first.returncode == 0
-    assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]
+    assert messages == [f"{folder}: in use by another mmfw process; waiting for it to finish"]
     assert manifest.files == ENTRIES
     assert read_tree(folder) == FILES

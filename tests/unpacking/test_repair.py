@@ -1,4 +1,4 @@
-"""What is damaged is unpacked again, and nothing else; and files on their way to their place."""
+"""Repair of damaged files, and installations in progress."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from tests.worlds.flush_recorder import FlushRecorder, forbid_syncfs
 from tests.worlds.memes import read_tree, write_tree
 
 
-def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
+def test_only_damaged_files_are_extracted_again(
     archive: Path, folder: Path, written_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = extract_verified(archive, folder)
     before = file_identities(folder)
     hostile_archives.flip_byte(folder / "fc7_w.pkl", 100)
     (folder / "z/empty").unlink()
-    wrong = find_damage(manifest, full=True)
-    assert [(found.kind, found.path) for found in wrong] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
+    problems = find_damage(manifest, full=True)
+    assert [(problem.kind, problem.path) for problem in problems] == [
+        ("changed", "fc7_w.pkl"),
+        ("missing", "z/empty"),
+    ]
     written_names.clear()
     extract_verified(archive, folder)
     assert written_names == ["fc7_w.pkl", "empty"]
@@ -42,7 +45,7 @@ def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
     assert find_damage(manifest, full=True) == []
 
 
-def test_what_is_unpacked_again_is_flushed_before_it_takes_its_place(
+def test_repaired_file_is_flushed_before_it_is_moved(
     archive: Path, folder: Path, flush_recorder: FlushRecorder
 ) -> None:
     extract_verified(archive, folder)
@@ -53,29 +56,27 @@ def test_what_is_unpacked_again_is_flushed_before_it_takes_its_place(
     assert repaired.is_flushed
 
 
-def test_a_wrong_size_beside_the_list_is_repaired_by_the_file_that_is_unpacked_again(
-    archive: Path, folder: Path
-) -> None:
+def test_wrong_recorded_size_is_repaired_by_extracting_again(archive: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
     name = "detectron.lmdb/data.mdb"
     replace(
         manifest, files={**manifest.files, name: ManifestEntry(manifest.files[name].sha256, 7)}
     ).save_stamps()
-    known = Manifest.load(folder)
-    assert known is not None
-    assert [(found.kind, found.path) for found in find_damage(known)] == [("changed", name)]
+    loaded = Manifest.load(folder)
+    assert loaded is not None
+    assert [(problem.kind, problem.path) for problem in find_damage(loaded)] == [("changed", name)]
     extract_verified(archive, folder)
     assert Manifest.load(folder) == manifest
 
 
 @pytest.fixture
-def damage_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an archive keeps its size and time."""
+def source_always_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate an archive that changed but kept its size and mtime."""
     monkeypatch.setattr(ManifestSource, "is_same", lambda *_: True)
 
 
-@pytest.mark.usefixtures("damage_unseen")
-def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("source_always_matches")
+def test_archive_damaged_after_a_member_still_repairs_it(user_dir: Path, folder: Path) -> None:
     files = {"first": b"1" * 3000, "second": FILES["detectron.lmdb/data.mdb"]}
     path = write_tar_gz(user_dir / "a.tar.gz", files)
     extract_verified(path, folder)
@@ -84,22 +85,22 @@ def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: P
     assert read_tree(folder) == files
 
 
-@pytest.mark.usefixtures("damage_unseen")
-def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("source_always_matches")
+def test_different_archive_repairs_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
     hostile_archives.truncate_file(folder / "fc7_w.pkl")
     before = read_tree(folder)
     other = write_tar_gz(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
-    with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
+    with pytest.raises(ArchiveError, match=r"contains different content for fc7_w\.pkl"):
         extract_verified(other, folder)
     lacking = write_tar_gz(user_dir / "lacking.tar.gz", {"z/last": b""})
-    with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
+    with pytest.raises(ArchiveError, match=r"contains no fc7_w\.pkl"):
         extract_verified(lacking, folder)
     assert read_tree(folder) == before
     assert find_damage(manifest) == [FileProblem("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
 
 
-def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
+def test_each_file_is_flushed_without_syncfs(
     user_dir: Path, flush_recorder: FlushRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_syncfs(monkeypatch)
@@ -108,24 +109,22 @@ def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
     assert flush_recorder.find_unflushed(folder) == []
 
 
-def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_and_ended_later(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on Windows, where somebody may have one of the files open."""
+def test_stuck_installation_is_completed_later(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like on Windows if one of the files is open in another program."""
     root = write_tree({"a": b"old a", "b": b"old b"}, user_dir / "root")
-    rename, is_held = staging.rename, False
+    rename, is_locked = staging.rename, False
 
-    def held(old: Path, new: Path) -> None:
-        nonlocal is_held
-        is_held = is_held or old == root / "b"
-        if is_held:
-            raise PermissionError(13, "held", str(old))
+    def fail_when_locked(old: Path, new: Path) -> None:
+        nonlocal is_locked
+        is_locked = is_locked or old == root / "b"
+        if is_locked:
+            raise PermissionError(13, "locked", str(old))
         rename(old, new)
 
-    monkeypatch.setattr(staging, "rename", held)
-    with pytest.raises(PermissionError), staging.open_staging(root) as here:
-        write_tree({"a": b"new a", "b": b"new b"}, here.new_dir)
-        here.install([(here.new_dir / name, root / name) for name in "ab"])
+    monkeypatch.setattr(staging, "rename", fail_when_locked)
+    with pytest.raises(PermissionError), staging.open_staging(root) as installation:
+        write_tree({"a": b"new a", "b": b"new b"}, installation.new_dir)
+        installation.install([(installation.new_dir / name, root / name) for name in "ab"])
     with pytest.raises(IncompleteInstallError):
         staging.require_complete_install(root)
     monkeypatch.setattr(staging, "rename", rename)
@@ -135,19 +134,19 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
     assert not staging.staging_folder(root).exists()
 
 
-def test_nothing_is_put_into_a_folder_that_others_read(user_dir: Path) -> None:
+def test_folder_in_use_by_readers_is_not_changed(user_dir: Path) -> None:
     root = write_tree({"a": b"old"}, user_dir / "root")
     reading = staging.shared_read_lock(root)
     with (
         reading,
         staging.shared_read_lock(root),
-        pytest.raises(InUseError, match="at work here"),
+        pytest.raises(InUseError, match="in use by another mmfw process"),
         staging.open_staging(root),
     ):
         pass
     with (
         staging.open_staging(root),
-        pytest.raises(InUseError, match="at work here"),
+        pytest.raises(InUseError, match="in use by another mmfw process"),
         staging.shared_read_lock(root),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Installations of several files that fail, or whose process dies, at any step."""
+"""Installations that fail or are killed at any step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.worlds.tools import make_failing_function
 OLD: Files = {"a": b"old a", "b": b"old b"}
 NEW: Files = {"a": b"new a", "b": b"new b"}
 RENAMES = range(1, 5)
-"""The renames of an installation: each old file away, each new one to its place."""
+"""Renames of an installation: each old file away, each new one to its place."""
 
 
 class Killed(BaseException):
-    """The end of a process, after which it changes nothing more."""
+    """End of a process, after which it changes nothing more."""
 
 
 class Disk:
-    """Counts the renames and removals of files, and raises an error in place of one or more of them.
+    """Fake disk that counts renames and removals and raises an error instead of some of them.
 
-    A KeyboardInterrupt is raised right after them.
+    A KeyboardInterrupt is raised after the operation, not instead of it.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ class Disk:
             self._watch(name)
 
     def fail(self, error: BaseException, fails: Callable[[int], bool]) -> None:
-        """Raise ``error`` in place of the steps from now on that ``fails`` is true for, counted from 1."""
+        """From now on, raise ``error`` instead of the steps (from 1) for which ``fails`` is true."""
         self._step, self._error, self._fails = 0, error, fails
 
     def recover(self) -> None:
@@ -78,18 +78,18 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def install(root: Path) -> None:
     """Replace both old files by new ones."""
-    with open_staging(write_tree(OLD, root)) as here:
-        write_tree(NEW, here.new_dir)
-        here.install([(here.new_dir / name, root / name) for name in NEW])
+    with open_staging(write_tree(OLD, root)) as staging:
+        write_tree(NEW, staging.new_dir)
+        staging.install([(staging.new_dir / name, root / name) for name in NEW])
 
 
 def contents(root: Path) -> Files:
-    """Return the files in their places."""
+    """Return all visible files."""
     return {name: content for name, content in read_tree(root).items() if not name.startswith(".")}
 
 
 @pytest.mark.parametrize("failing", RENAMES)
-def test_a_failed_installation_leaves_all_old_files(failing: int, user_dir: Path, disk: Disk) -> None:
+def test_failed_installation_restores_all_old_files(failing: int, user_dir: Path, disk: Disk) -> None:
     root = user_dir / "root"
     disk.fail(OSError(errno.EIO, "the disk fails once"), lambda step: step == failing)
     with pytest.raises(OSError, match="fails once"):
@@ -100,9 +100,7 @@ def test_a_failed_installation_leaves_all_old_files(failing: int, user_dir: Path
 
 
 @pytest.mark.parametrize("last", RENAMES)
-def test_after_an_interrupt_the_next_installation_makes_the_moves_that_are_left(
-    last: int, user_dir: Path, disk: Disk
-) -> None:
+def test_interrupted_installation_is_completed_by_the_next(last: int, user_dir: Path, disk: Disk) -> None:
     root = user_dir / "root"
     disk.fail(KeyboardInterrupt(), lambda step: step == last)
     with pytest.raises(KeyboardInterrupt):
@@ -115,9 +113,7 @@ def test_after_an_interrupt_the_next_installation_makes_the_moves_that_are_left(
 
 
 @pytest.mark.parametrize("first", RENAMES)
-def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_to_the_next(
-    first: int, user_dir: Path, disk: Disk
-) -> None:
+def test_killed_completion_is_completed_by_the_next(first: int, user_dir: Path, disk: Disk) -> None:
     for second in count(1):
         root = user_dir / f"{second}"
         disk.fail(Killed(), lambda step: step >= first)
@@ -140,10 +136,10 @@ def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_t
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation(
+def test_leftover_old_files_do_not_prevent_the_next_installation(
     died: bool, user_dir: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
 ) -> None:
-    """As on Windows, where somebody may have a replaced file open."""
+    """Like on Windows if a replaced file is open in another program."""
     root = user_dir / "root"
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
@@ -152,10 +148,10 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
     assert [path.name for path in old.iterdir()] == ["0", "1"]
     with suppress(Killed), monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
-        with open_staging(root) as here:
-            write_tree({"b": b"newest b"}, here.new_dir)
+        with open_staging(root) as staging:
+            write_tree({"b": b"newest b"}, staging.new_dir)
             disk.fail(Killed(), lambda step: died)
-            here.install([(None, root / "a"), (here.new_dir / "b", root / "b")])
+            staging.install([(None, root / "a"), (staging.new_dir / "b", root / "b")])
     disk.recover()
     assert finish_installation(root)
     assert contents(root) == {"b": b"newest b"}
@@ -163,7 +159,7 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
-def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
+def test_files_are_read_without_a_lock_only_without_lock_support(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
@@ -171,16 +167,16 @@ def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
         assert f"{tmp_path / '.mmfw-lock'}: the file system does not support locks" in caplog.text
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.EBADF))
     with pytest.raises(OSError, match="cannot be locked"), shared_read_lock(tmp_path):
-        raise AssertionError("the files may be replaced meanwhile")
+        raise AssertionError("the files may be replaced while they are read")
 
 
-def test_an_installation_that_an_earlier_version_began_is_finished(tmp_path: Path) -> None:
-    """It kept all old files in one folder, which it noted by name; its first move was made."""
-    here = staging_folder(tmp_path)
+def test_installation_begun_by_an_earlier_version_is_completed(tmp_path: Path) -> None:
+    """Earlier versions kept all old files in one folder; the first move was made."""
+    staging = staging_folder(tmp_path)
     write_tree({"a": b"new a", "b": b"old b"}, tmp_path)
-    write_tree({"new/b": b"new b", "old-x/0": b"old a"}, here)
-    moves = [[f"{here.name}/new/{name}", name] for name in NEW]
-    write_json(here / "installing", {"moves": moves, "old": "old-x"})
+    write_tree({"new/b": b"new b", "old-x/0": b"old a"}, staging)
+    moves = [[f"{staging.name}/new/{name}", name] for name in NEW]
+    write_json(staging / "installing", {"moves": moves, "old": "old-x"})
     assert finish_installation(tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in NEW} == NEW
     assert not is_install_incomplete(tmp_path)

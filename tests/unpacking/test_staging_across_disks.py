@@ -1,4 +1,4 @@
-"""Installations behind a link to another disk, and in an overlay file system as that of a Docker image."""
+"""Installations behind a link to another disk, and in an overlay file system like that of Docker."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _SHM = Path("/dev/shm")
 
 @pytest.fixture(params=["a link", "a mount of the same disk", "an overlay"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, small_disk: Path) -> Iterator[Path]:
-    """Return a folder with the old files, whose images lie on another disk or in a lower layer."""
+    """Return a folder with the old files, with the images on another disk or in a lower layer."""
     if request.param == "a link":
-        made = write_tree(OLD, tmp_path / "root")
-        shutil.move(made / "images", small_disk / "images")
-        (made / "images").symlink_to(small_disk / "images")
-        yield made
+        root = write_tree(OLD, tmp_path / "root")
+        shutil.move(root / "images", small_disk / "images")
+        (root / "images").symlink_to(small_disk / "images")
+        yield root
         return
     if request.param == "a mount of the same disk":
-        made = write_tree(OLD, small_disk / "root")
-        (made / "images").rename(small_disk / "images")
-        (made / "images").mkdir()
-        with mount_filesystem(made / "images", "--bind", str(small_disk / "images")):
-            yield made
+        root = write_tree(OLD, small_disk / "root")
+        (root / "images").rename(small_disk / "images")
+        (root / "images").mkdir()
+        with mount_filesystem(root / "images", "--bind", str(small_disk / "images")):
+            yield root
         return
     lower, upper, work, merged = (small_disk / name for name in ("lower", "upper", "work", "merged"))
     for folder in (upper, work, merged):
@@ -58,25 +58,25 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, small_disk: Path) -> It
 
 
 def install(root: Path) -> None:
-    """Replace all old files by new ones, as a conversion does, with one file that has no target yet."""
-    with open_staging(root) as here:
-        write_tree(NEW, here.new_dir)
+    """Replace all old files like a conversion does, and add a new one."""
+    with open_staging(root) as staging:
+        write_tree(NEW, staging.new_dir)
         moves = [(None, root / name) for name in ("sums", "images/img")]
-        here.install(
-            [*moves, *((here.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))]
+        staging.install(
+            [*moves, *((staging.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))]
         )
 
 
 def contents(root: Path) -> Files:
-    """Return all files but the lock, each by its path."""
-    found = {
+    """Return all files except the lock, by path."""
+    files = {
         **read_tree(root),
         **{f"images/{name}": content for name, content in read_tree(root / "images").items()},
     }
-    return {name: content for name, content in found.items() if name != ".mmfw-lock"}
+    return {name: content for name, content in files.items() if name != ".mmfw-lock"}
 
 
-def test_new_files_take_their_places(root: Path) -> None:
+def test_new_files_are_installed(root: Path) -> None:
     with pytest.raises(OSError, match="cross-device"):
         (root / "images" / "img").rename(root / "moved")
     install(root)
@@ -84,20 +84,23 @@ def test_new_files_take_their_places(root: Path) -> None:
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
-def test_single_files_and_new_folders_take_their_places(root: Path) -> None:
-    with open_staging(root) as here:
-        write_tree({"1": b"repaired", "sub/2": b"repaired"}, here.new_dir)
+def test_single_files_and_new_folders_are_installed(root: Path) -> None:
+    with open_staging(root) as staging:
+        write_tree({"1": b"repaired", "sub/2": b"repaired"}, staging.new_dir)
         images = root / "images"
-        here.install(
-            [(here.new_dir / "1", images / "img" / "1"), (here.new_dir / "sub", images / "more" / "sub")]
+        staging.install(
+            [
+                (staging.new_dir / "1", images / "img" / "1"),
+                (staging.new_dir / "sub", images / "more" / "sub"),
+            ]
         )
     expected = {**OLD, "images/img/1": b"repaired", "images/more/sub/2": b"repaired"}
     assert contents(root) == expected
     assert not [*(root / "images").rglob(".mmfw-*")]
 
 
-def _copy_of(root: Path, saved: Path) -> None:
-    """Bring the files of a folder back to what a copy of them holds."""
+def _restore_files(root: Path, saved: Path) -> None:
+    """Restore the files of a folder from a copy."""
     for name in ("images", "annotations"):
         for path in (root / name).iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -106,7 +109,7 @@ def _copy_of(root: Path, saved: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", range(1, 7))
-def test_an_installation_that_fails_at_any_rename_leaves_all_old_files(
+def test_installation_failing_at_any_rename_restores_all_old_files(
     failing: int, root: Path, disk: Disk
 ) -> None:
     disk.fail(OSError(errno.EIO, "the disk fails once"), lambda step: step == failing)
@@ -117,7 +120,7 @@ def test_an_installation_that_fails_at_any_rename_leaves_all_old_files(
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
-def test_a_lack_of_room_changes_nothing(root: Path, small_disk: Path) -> None:
+def test_full_disk_changes_nothing(root: Path, small_disk: Path) -> None:
     with (small_disk / "filler").open("wb") as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 20))
@@ -129,7 +132,7 @@ def test_a_lack_of_room_changes_nothing(root: Path, small_disk: Path) -> None:
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
-def test_a_process_that_dies_at_any_step_leaves_the_rest_to_the_next(
+def test_installation_killed_at_any_step_is_completed_by_the_next(
     root: Path, tmp_path: Path, disk: Disk
 ) -> None:
     saved = write_tree(OLD, tmp_path / "saved")
@@ -141,22 +144,20 @@ def test_a_process_that_dies_at_any_step_leaves_the_rest_to_the_next(
         except Killed:
             died = True
         disk.recover()
-        was_begun = is_install_incomplete(root)
+        had_started = is_install_incomplete(root)
         assert finish_installation(root)
-        assert contents(root) == (NEW if was_begun or not died else contents(root))
+        assert contents(root) == (NEW if had_started or not died else contents(root))
         assert contents(root) in (OLD, NEW)
         assert not staging_folder(root).exists()
         assert not [*(root / "images").rglob(".mmfw-*")]
         if not died:
             break
-        _copy_of(root, saved)
+        _restore_files(root, saved)
     assert last > 5
 
 
 @pytest.mark.parametrize("last", [1, 2])
-def test_a_process_that_is_killed_before_the_moves_leaves_nothing_among_the_images(
-    last: int, root: Path
-) -> None:
+def test_process_killed_before_the_moves_leaves_no_files_in_images(last: int, root: Path) -> None:
     script = f"""if True:
         import itertools, os, pathlib, sys
         from tests.unpacking.test_staging_across_disks import install
@@ -172,7 +173,7 @@ def test_a_process_that_is_killed_before_the_moves_leaves_nothing_among_the_imag
     assert not [*(root / "images").rglob(".mmfw-*")]
 
 
-def test_what_another_installation_keeps_in_a_shared_folder_stays(root: Path) -> None:
+def test_old_files_of_another_installation_are_kept(root: Path) -> None:
     kept = staging_folder(root / "images") / "old-other" / "0"
     kept.parent.mkdir(parents=True)
     kept.touch()
@@ -180,10 +181,10 @@ def test_what_another_installation_keeps_in_a_shared_folder_stays(root: Path) ->
     assert [*(root / "images").rglob(".mmfw-*/**/*")] == [kept.parent, kept]
 
 
-def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installation(
+def test_undeletable_old_files_are_removed_by_the_next_installation(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, **options: bool) -> None:  # as Windows does where a file in it is open
+    def refuse(path: Path, **options: bool) -> None:  # like Windows if a file in it is open
         if not path.name.startswith("old-"):
             remove(path, **options)
 
@@ -196,13 +197,13 @@ def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installat
     assert not [*(root / "images").rglob(".mmfw-*"), *root.rglob(".mmfw-staging")]
 
 
-def test_a_folder_is_removed_in_a_lower_layer_too(root: Path) -> None:
+def test_folder_in_a_lower_layer_is_removed(root: Path) -> None:
     folder = root / "images" / "img"
     discard_folder(folder, "1")
     assert not folder.exists() and [path.name for path in folder.parent.iterdir()] == []
 
 
-def test_a_link_to_shared_memory_is_another_disk(tmp_path: Path) -> None:
+def test_link_to_shared_memory_is_another_disk(tmp_path: Path) -> None:
     if sys.platform == "win32" or not _SHM.is_dir() or _SHM.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("Windows, and a system without /dev/shm, has no second disk here")
     other = Path(mkdtemp(dir=_SHM))
