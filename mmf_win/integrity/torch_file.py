@@ -1,7 +1,7 @@
-"""torch's file format, read without torch: whether a file is intact, and what it holds beside tensors.
+"""Reader of torch's file format without torch: verification, and contents other than tensors.
 
-Since torch 1.6 it is a zip file whose members are stored as they are: ``<name>/data.pkl`` with the structure,
-pickled, and ``<name>/data/0`` and on with the bytes of each storage
+Since torch 1.6, the format is a zip file with uncompressed members: ``<name>/data.pkl`` with the pickled
+structure, and ``<name>/data/0``, ``<name>/data/1`` … with the bytes of each storage
 (https://pytorch.org/docs/stable/notes/serialization.html).
 """
 
@@ -22,51 +22,68 @@ from zlib_ng import zlib_ng
 from mmf_win.files import require_no_special_file
 from mmf_win.threads import AdvanceCallback, ignore_progress
 
-# The beginning of torch's file format before 1.6: its magic number, in a pickle.
+# Start of torch's file format before 1.6: its pickled magic number.
 _LEGACY_PATTERN = re.compile(rb"\x80[\x02-\x05].{0,9}\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
-# Where a member's header has the lengths of its name and its extra field, which end it:
+# Offset in a local header of the lengths of the name and the extra field, which end the header:
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
 _LENGTHS_OFFSET = 26
-_DESCRIPTOR_SIZES = (0, 16, 24)  # bytes of what may follow a member and repeat its checksum and sizes
-_MASKED_FLAG, _FOLDER_FLAG = 0x2000, 0x10  # flags that only a changed bit can have set
+_DESCRIPTOR_SIZES = (0, 16, 24)  # sizes of the optional data descriptor after a member
+_MASKED_FLAG, _FOLDER_FLAG = 0x2000, 0x10  # flags that torch never sets
 _BLOCK_BYTES = 1 << 20
 
-#: Takes the next bytes of a file.
+#: Called with the next bytes of a file.
 BytesCallback: TypeAlias = Callable[[memoryview], object]
 
 
 def find_problem(
     path: Path, advance: AdvanceCallback = ignore_progress, update: BytesCallback = ignore_progress
 ) -> str | None:
-    """Why ``path`` is not an intact file of torch's; None when it is.
+    """Verify a torch file and return the first problem, or None if it is intact.
 
-    Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
-    none, and passes. Of an intact file, ``update``, such as that of a hash, gets all bytes in their order.
+    All bytes are compared with the checksums that torch wrote. A file of torch before 1.6 has no checksums
+    and counts as intact.
+
+    Args:
+        path: The file.
+        advance: Called with the number of bytes just read.
+        update: Called with all bytes of an intact file in order, for example to hash them.
+
+    Returns:
+        The problem as an error message, or None.
     """
     if path.is_dir():
-        return "it is a folder"
+        return "is a folder"
     try:
         require_no_special_file(path)
         with path.open("rb") as file:
             is_legacy = _LEGACY_PATTERN.match(file.read(32))
             file.seek(0)
-            found = None if is_legacy else _find_zip_problem(file, advance, update)
-            if found is None and update is not ignore_progress:
+            problem = None if is_legacy else _find_zip_problem(file, advance, update)
+            if problem is None and update is not ignore_progress:
                 _feed_bytes(
                     file, sys.maxsize, update
                 )  # what follows the last member, or all of a legacy file
-            return found
+            return problem
     except FileNotFoundError:
-        return "there is no such file"
+        return "file not found"
     except OSError as error:
         return error.strerror or str(error)
 
 
 def load_plain_contents(path: Path) -> Any:
-    """What is in a file of torch's, with None or an empty object in the place of everything but plain values.
+    """Return the contents of a torch file with all objects other than plain values replaced.
 
-    Nothing that the file names is imported or called, so that a hostile one does no harm. Raises OSError
-    where it cannot be read at all, and ValueError where it cannot be read as such a file.
+    No code that the file refers to is imported or called, so a malicious file is harmless.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Plain values as stored, None for tensor storages, and empty placeholders for other objects.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not a valid torch file.
     """
     try:
         require_no_special_file(path)
@@ -74,7 +91,7 @@ def load_plain_contents(path: Path) -> Any:
             return _PlainUnpickler(file).load()
     except OSError:
         raise
-    except Exception as error:  # whatever a damaged pickle leads to
+    except Exception as error:  # a damaged pickle may raise any exception
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -82,45 +99,43 @@ def _find_zip_problem(file: BinaryIO, advance: AdvanceCallback, update: BytesCal
     try:
         archive = zipfile.ZipFile(file)
         if not _pickle_members(archive):
-            return "it is a zip file but not a checkpoint"
+            return "zip file, but not a checkpoint"
         if min(member.header_offset for member in archive.infolist()) < 0:
-            raise zipfile.BadZipFile("bytes are missing between its beginning and its end")
+            raise zipfile.BadZipFile("bytes are missing in the middle")
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
-        return "it is cut off or not a checkpoint"
+        return "truncated or not a checkpoint"
     members = archive.infolist()
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
     position = 0
     for member, end in zip(members, ends, strict=True):
         try:
-            archive.open(member).close()  # compares its header with the directory
+            archive.open(member).close()  # compares the local header with the directory
             file.seek(position)
             intact = _is_intact(file, member, advance, update)
             position = file.tell()
-            # Where the directory hides a member, there is a gap.
+            # A larger gap would be a member that is missing in the directory.
             intact = intact and end - position in _DESCRIPTOR_SIZES
         except OSError:
             raise
-        except Exception:  # whatever a damaged header leads to
+        except Exception:  # a damaged header may raise any exception
             intact = False
         if not intact:
-            return f"it is damaged at {member.filename}"
+            return f"damaged at {member.filename}"
     return None
 
 
 def _is_intact(
     file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: BytesCallback
 ) -> bool:
-    """Tell whether a member is stored uncompressed, as torch does, with its size and checksum.
-
-    The file is at the end of the member before, and then at the end of this one.
-    """
+    """Return whether a member is stored uncompressed, like torch does, with its size and checksum."""
+    # The file position is at the end of the previous member at the start, and of this one at the end.
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         return False
     if (
         member.volume or member.flag_bits & _MASKED_FLAG or member.external_attr & _FOLDER_FLAG
-    ):  # torch refuses them
+    ):  # torch rejects them
         return False
-    # One buffer, and the faster checksum: zipfile takes five times as long, and each save waits for this.
+    # One buffer and a faster CRC: zipfile takes five times as long, and each save waits for this check.
     position, checksum, size = file.tell(), 0, 0
     file.seek(member.header_offset + _LENGTHS_OFFSET)
     start = member.header_offset + _LENGTHS_OFFSET + 4 + sum(struct.unpack("<HH", file.read(4)))
@@ -134,7 +149,7 @@ def _is_intact(
 
 
 def _read_blocks(file: BinaryIO, count: int, update: BytesCallback) -> Iterator[memoryview]:
-    """Read that many bytes in pieces, each of which ``update`` gets, too."""
+    """Yield the next ``count`` bytes in pieces, passing each to ``update`` as well."""
     buffer = memoryview(bytearray(max(0, min(count, _BLOCK_BYTES))))
     while count > 0 and (size := file.readinto(buffer[: min(count, _BLOCK_BYTES)])):  # type: ignore[attr-defined]
         update(buffer[:size])
@@ -152,7 +167,7 @@ def _pickle_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 class _Placeholder:
-    """Stands for an object of any class; takes every state and item, and keeps none."""
+    """Replacement for an object of any class; accepts every state and item, and stores none."""
 
     def __new__(cls, *_: object, **__: object) -> _Placeholder:
         return super().__new__(cls)
@@ -164,10 +179,10 @@ class _Placeholder:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles numbers, text and containers, and nothing else."""
+    """Unpickler for numbers, text and containers only."""
 
     def find_class(self, module: str, name: str) -> Any:
         return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Placeholder
 
     def persistent_load(self, pid: object) -> None:
-        """A storage, whose bytes lie elsewhere in the file."""
+        """Return None for a tensor storage, whose bytes are in another member."""

@@ -99,7 +99,7 @@ def test_unreadable_manifest_is_replaced_by_following_the_hints(
     for chosen in ("features add", "features extract"):
         (features / "SHA256SUMS").unlink()
         (features / "SHA256SUMS").mkdir()
-        assert f"{features / 'SHA256SUMS'}: it cannot be read" in mmfw("verify", "features", *where, code=3)
+        assert f"{features / 'SHA256SUMS'}: cannot be read" in mmfw("verify", "features", *where, code=3)
         mmfw("repair", "features", *where, code=3)
         commands = re.findall("`mmfw (.*?)`", mmfw.err)
         [command] = [command for command in commands if command.startswith(chosen)]

@@ -373,10 +373,10 @@ def test_damaged_checkpoint_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run)
     best = run.checkpoints / "best.ckpt"
     hostile_archives.flip_byte(best, best.stat().st_size // 2)
     checkpoints = verified(mmfw, run)
-    assert checkpoints["best.ckpt"]["problem"] == "it is damaged at model/data/0"
+    assert checkpoints["best.ckpt"]["problem"] == "damaged at model/data/0"
     assert checkpoints["current.ckpt"]["problem"] is None
     assert next(line for line in mmfw.out.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
-    assert "best.ckpt: it is damaged at model/data/0" in mmfw.err
+    assert "best.ckpt: damaged at model/data/0" in mmfw.err
     assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, "it is at its end"
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
     (later.checkpoints / "best.ckpt").write_bytes(b"cut off")

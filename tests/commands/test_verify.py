@@ -64,10 +64,10 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(
     (find_mmf().root / "mmf.txt").unlink()
     results = verified(mmfw, code=3)
     assert {what: result["problems"] for what, result in results.items()} == {
-        "dataset": ["changed: images/img/00003.png (other content)"],
+        "dataset": ["changed: images/img/00003.png (different content)"],
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
         "models/visual_bert": [f"missing: {model}"],
-        RUN: ["current.ckpt: it is cut off or not a checkpoint"],
+        RUN: ["current.ckpt: truncated or not a checkpoint"],
         f"MMF {find_mmf().version}": ["missing: mmf.txt"],
     }
     assert set(states(results).values()) == {"damaged"}
@@ -118,8 +118,8 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     assert list(others.values()) == ["intact"] * 4
     hostile_ones = results["region features"]
     assert hostile_ones["state"] == "damaged"
-    assert "the record 00001: it makes an array" in hostile_ones["problems"][0]
-    assert "somebody you trust" in hostile_ones["hint"]
+    assert "record 00001: creates an array" in hostile_ones["problems"][0]
+    assert "a source that you trust" in hostile_ones["hint"]
 
 
 def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
@@ -134,7 +134,7 @@ def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
     before = read_tree(features)
     mmfw("features", "extract", archive, "--force", code=3)
-    assert f"{archive}: not used" in mmfw.err and "somebody you trust" in mmfw.err
+    assert f"{archive}: rejected" in mmfw.err and "somebody you trust" in mmfw.err
     assert read_tree(features) == before
     assert states(verified(mmfw, "features"))["region features"] == "intact"
 
@@ -164,7 +164,7 @@ def test_files_without_known_hashes_are_not_called_intact(
     results = verified(mmfw)
     of_mmf = {"MMF 1.0.0rc12": "not verified"}
     assert states(results) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
-    assert results["models/mine"]["against"] == "its first reading"
+    assert results["models/mine"]["against"] == "hashes recorded at first use"
 
 
 def test_files_in_shared_caches_are_verified_by_their_names(

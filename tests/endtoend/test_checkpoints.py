@@ -339,5 +339,5 @@ def test_a_checkpoint_that_is_cut_off_is_passed_over_on_resume(tool: Tool, set_f
     assert tool("runs")[0]["updates"] == 2
     set_faults({"at": "step", "do": "memory_error", "update": 4})
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "4") == 5
-    assert "current.ckpt: it is cut off" in tool.errors and "model_2.ckpt instead" in tool.errors
+    assert "current.ckpt: truncated" in tool.errors and "model_2.ckpt instead" in tool.errors
     assert tool("runs")[0]["updates"] == 3

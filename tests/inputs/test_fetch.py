@@ -80,7 +80,7 @@ def test_wrong_local_archive_is_reported_and_not_used(
 ) -> None:
     (user_dir / "features.tar.gz").write_bytes(features_archive(b"other"))
     assert fetch(zoo, zoo.features, source=user_dir)[0].state == "intact"
-    assert "not the archive that was published" in caplog.text
+    assert "not the published archive" in caplog.text
     assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
 
 
@@ -150,7 +150,7 @@ def test_archive_without_the_files_is_refused_despite_its_correct_hash(zoo: Zoo)
 def test_small_disk_is_detected_before_any_download(zoo: Zoo, small_disk: Path) -> None:
     places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
-    with pytest.raises(ResourceError, match="are needed"):
+    with pytest.raises(ResourceError, match="not enough disk space"):
         fetch_inputs([Zoo(zoo.server, places).features], places, Mirror())
     assert zoo.server.content_requests == []
 
@@ -161,7 +161,7 @@ def test_free_space_is_checked_on_the_target_disk_of_each_file(zoo: Zoo, small_d
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
     need = UrlInput("ResNet-152", small_disk / "torch", zoo.mmf_paths, (name,), f"{zoo.server.url}/{name}")
-    with pytest.raises(ResourceError, match=r"small disk.*are needed") as raised:
+    with pytest.raises(ResourceError, match=r"small disk.*not enough disk space") as raised:
         fetch(zoo, zoo.fc7, need)
     assert "TORCH_HOME" in (raised.value.hint or "")
     assert zoo.server.content_requests == []

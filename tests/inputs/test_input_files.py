@@ -87,7 +87,10 @@ def test_weights_without_an_archive_are_verified_by_their_own_checksums(
     hostile_archives.truncate_file(write_torch_zip(file, {}), 0.7)
     assert need.verify().state == "damaged"
     write_torch_zip(file, {})
-    assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "its first reading")
+    assert (need.verify().state, need.quick_check().verified_against) == (
+        "recorded",
+        "hashes recorded at first use",
+    )
 
 
 def test_user_file_may_be_replaced_by_its_owner(

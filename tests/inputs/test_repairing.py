@@ -117,7 +117,7 @@ def test_mmfs_marker_is_corrected_for_intact_files(zoo: Zoo, note: str | None) -
 def test_files_without_an_archive_are_only_recorded(zoo: Zoo) -> None:
     write_tree(FC7_FILES, zoo.fc7.folder)
     status = zoo.fc7.verify()
-    assert (status.state, status.verified_against) == ("recorded", "its first reading")
+    assert (status.state, status.verified_against) == ("recorded", "hashes recorded at first use")
     assert Manifest.load(zoo.fc7.folder) is not None
     hostile_archives.flip_byte(zoo.fc7.files()[0], 3)
     assert zoo.fc7.verify().state == "damaged"

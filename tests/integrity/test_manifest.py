@@ -1,4 +1,4 @@
-"""What files should be, written down so that coreutils reads it too, and ids that are those git gives."""
+"""Manifests, which coreutils can read too, and IDs that equal those of git."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entries(files: Files) -> dict[str, ManifestEntry]:
     }
 
 
-def test_a_manifest_comes_back_as_it_was_written(folder: Path) -> None:
+def test_saved_manifest_is_loaded_unchanged(folder: Path) -> None:
     source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
     written = replace(record_hashes(folder, FILES), hash_origin="archive", source=source)
     written.save()
@@ -52,14 +52,14 @@ def test_a_manifest_comes_back_as_it_was_written(folder: Path) -> None:
     assert (read.hash_origin, read.source, read.stamps) == ("archive", source, written.stamps)
 
 
-def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> None:
+def test_unrecorded_folder_has_no_manifest(user_dir: Path) -> None:
     assert Manifest.load(user_dir) is None
     assert Manifest.load(user_dir / "no such folder") is None
 
 
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
-def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
+def test_sha256sum_reads_a_manifest_with_odd_names(user_dir: Path) -> None:
     folder = write_tree(ODD, user_dir / "files")
     record_hashes(folder, ODD)
     run_program("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=folder)
@@ -68,10 +68,10 @@ def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 @pytest.mark.parametrize("mode", ["--text", "--binary"])
-def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_dir: Path) -> None:
+def test_output_of_sha256sum_is_read_as_recorded_hashes(mode: str, user_dir: Path) -> None:
     folder = write_tree(ODD, user_dir / "files")
-    made = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
-    (folder / MANIFEST_NAME).write_bytes(made.stdout)
+    result = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
+    (folder / MANIFEST_NAME).write_bytes(result.stdout)
     manifest = Manifest.load(folder)
     assert manifest is not None
     assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
@@ -81,7 +81,7 @@ def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_di
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
-def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
+def test_name_that_is_not_utf8_is_preserved(user_dir: Path) -> None:
     name = b"\xff\xfe.bin".decode("utf-8", "surrogateescape")
     folder = write_tree({name: b"x"}, user_dir / "files")
     record_hashes(folder, [name])
@@ -90,7 +90,7 @@ def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
     assert (folder / MANIFEST_NAME).read_bytes().endswith(b"  \xff\xfe.bin\n")
 
 
-def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
+def test_manifest_saved_by_a_windows_editor_is_read(folder: Path) -> None:
     record_hashes(folder, FILES)
     text = (folder / MANIFEST_NAME).read_bytes()
     (folder / MANIFEST_NAME).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
@@ -99,24 +99,24 @@ def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "reason"),
     [
-        (b"no hash", "not a line of sha256sum"),
-        (b"0" * 63 + b"  short", "not a line of sha256sum"),
-        (b"0" * 64 + b"  zeros\0\0", "not a line of sha256sum"),
-        (b"0" * 64 + b"  ../outside", "leads out of the folder"),
-        (b"0" * 64 + b"  /etc/passwd", "leads out of the folder"),
+        (b"no hash", "not in sha256sum format"),
+        (b"0" * 63 + b"  short", "not in sha256sum format"),
+        (b"0" * 64 + b"  zeros\0\0", "not in sha256sum format"),
+        (b"0" * 64 + b"  ../outside", "leaves the folder"),
+        (b"0" * 64 + b"  /etc/passwd", "leaves the folder"),
     ],
 )
-def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir: Path) -> None:
+def test_damaged_manifest_is_reported_with_its_line(line: bytes, reason: str, user_dir: Path) -> None:
     (user_dir / MANIFEST_NAME).write_bytes(b"0" * 64 + b"  good\n" + line + b"\n")
-    with pytest.raises(DamagedManifestError, match=f"{MANIFEST_NAME}:2: .*{what}") as caught:
+    with pytest.raises(DamagedManifestError, match=f"{MANIFEST_NAME}:2: .*{reason}") as caught:
         Manifest.load(user_dir)
-    assert "delete this list" in str(caught.value.hint)
+    assert "delete this file" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff", "of another list"])
-def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | None, folder: Path) -> None:
+def test_manifest_without_notes_has_no_stamps(notes: bytes | str | None, folder: Path) -> None:
     replace(record_hashes(folder, FILES), hash_origin="published").save()
     sums, path = manifest_files(folder)
     if isinstance(notes, bytes):
@@ -131,9 +131,7 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | N
 
 
 @pytest.mark.parametrize(("name", "value"), [("checks", None), ("checks", {"empty": [1]}), ("sizes", 7)])
-def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
-    name: str, value: object, folder: Path
-) -> None:
+def test_damaged_stamps_or_sizes_keep_the_source(name: str, value: object, folder: Path) -> None:
     source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
     replace(record_hashes(folder, FILES), hash_origin="published", source=source).save()
     _, notes = manifest_files(folder)
@@ -145,7 +143,7 @@ def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
     assert manifest.stamps.keys() == FILES.keys()
 
 
-def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path) -> None:
+def test_source_ignores_later_fields_and_requires_its_own(folder: Path) -> None:
     source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
     replace(record_hashes(folder, FILES), hash_origin="published", source=source).save()
     _, path = manifest_files(folder)
@@ -160,7 +158,7 @@ def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path
     assert load_manifest_notes(folder) is None
 
 
-def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
+def test_stamps_are_not_saved_for_a_replaced_manifest(folder: Path) -> None:
     old = record_hashes(folder, FILES)
     write_tree({"empty": b"no more"}, folder)
     new = replace(record_hashes(folder, FILES), hash_origin="archive")
@@ -169,7 +167,7 @@ def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
     assert Manifest.load(folder) == new
 
 
-def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None:
+def test_failed_write_leaves_no_manifest(small_disk: Path) -> None:
     folder = write_tree(FILES, small_disk / "files")
     names = {f"{number:05}-{'n' * 200}": b"" for number in range(400)}
     write_tree(names, folder)
@@ -185,7 +183,7 @@ def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None
 _MODES = {"file": "100644", "program": "100755", "link": "120000"}
 
 
-def test_progress_is_told_in_bytes(user_dir: Path) -> None:
+def test_progress_is_reported_in_bytes(user_dir: Path) -> None:
     (user_dir / "big").write_bytes(b"x" * 3_000_000)
     pieces: list[int] = []
     file_digest(user_dir / "big", progress=pieces.append)
@@ -193,7 +191,7 @@ def test_progress_is_told_in_bytes(user_dir: Path) -> None:
     assert len(pieces) > 1
 
 
-def test_a_tree_has_the_id_that_git_gave_it_in_whatever_order_its_files_come() -> None:
+def test_git_tree_id_is_independent_of_file_order() -> None:
     assert git_object_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
     assert git_tree_id({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
     seen = {path: (_MODES[file.kind], git_object_id(file.content)) for path, file in TREE.items()}
@@ -201,10 +199,12 @@ def test_a_tree_has_the_id_that_git_gave_it_in_whatever_order_its_files_come() -
 
 
 @requires_tool("git")
-def test_git_agrees(tmp_path: Path) -> None:
+def test_tree_id_equals_that_of_git(tmp_path: Path) -> None:
     def ask(*arguments: str, text: bytes = b"") -> str:
-        done = subprocess.run(["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True)
-        return done.stdout.decode().strip()
+        result = subprocess.run(
+            ["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True
+        )
+        return result.stdout.decode().strip()
 
     ask("init", "-q")
     for path, file in TREE.items():

@@ -1,4 +1,4 @@
-"""Whether a file of torch's is whole, and what it says beside tensors, without torch."""
+"""Verification of torch files, and reading their plain contents without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmf_win.integrity.torch_file import find_problem, load_plain_contents
 from tests.worlds.torch_files import write_torch_zip
 
 
-def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: Path) -> None:
+def test_intact_file_has_no_problem_and_is_read_completely(tmp_path: Path) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3})
     checked: list[int] = []
     assert find_problem(path, checked.append) is None
@@ -25,36 +25,36 @@ def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: P
 
 
 @pytest.mark.parametrize("place", ["model/data.pkl", "model/data/0", "model/version"])
-def test_one_changed_byte_is_found_and_its_member_named(tmp_path: Path, place: str) -> None:
+def test_changed_byte_is_found_with_its_member(tmp_path: Path, place: str) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom(1000))
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo(place)
     content[member.header_offset + 30 + len(place) + member.file_size - 1] ^= 1
     path.write_bytes(content)
-    assert find_problem(path) == f"it is damaged at {place}"
+    assert find_problem(path) == f"damaged at {place}"
 
 
-def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
-    """As a file may have after a power cut: the right length, and zeros inside."""
+def test_zeros_at_the_start_of_a_member_are_found(tmp_path: Path) -> None:
+    """After a power cut, a file may have the correct size but contain zeros."""
     path = write_torch_zip(tmp_path / "a.ckpt", {})
     with zipfile.ZipFile(path) as archive:
         start = archive.getinfo("model/data/0").header_offset
     with path.open("rb+") as file:
         file.seek(start)
         file.write(bytes(4096))
-    assert find_problem(path) == "it is damaged at model/data/0"
+    assert find_problem(path) == "damaged at model/data/0"
 
 
 @pytest.mark.parametrize("place", [20, 24], ids=["packed", "unpacked"])
-def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) -> None:
+def test_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = bytearray(path.read_bytes())
     content[content.rindex(b"PK\1\2") + place] ^= 1
     path.write_bytes(content)
     with zipfile.ZipFile(path) as archive:
         last = archive.infolist()[-1].filename
-    assert find_problem(path) == f"it is damaged at {last}"
+    assert find_problem(path) == f"damaged at {last}"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) ->
     [(33, 1), (34, 1), (9, 0x20), (38, 0x10)],
     ids=["hides all others", "on another disk", "encrypted", "a folder"],
 )
-def test_what_only_torch_would_refuse_in_the_directory_is_found(tmp_path: Path, place: int, bit: int) -> None:
+def test_directory_damage_that_only_torch_rejects_is_found(tmp_path: Path, place: int, bit: int) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\1\2") + place] ^= bit
     path.write_bytes(content)
-    assert find_problem(path) == "it is damaged at model/data.pkl"
+    assert find_problem(path) == "damaged at model/data.pkl"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed: int) -> None:
+def test_changed_bit_anywhere_is_found_or_harmless(tmp_path: Path, seed: int) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3})
     data, chance = path.read_bytes(), random.Random(seed)
     with zipfile.ZipFile(path) as archive:
@@ -86,23 +86,23 @@ def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed
             assert read == contents
 
 
-def test_bytes_that_are_missing_in_the_middle_are_noticed(tmp_path: Path) -> None:
+def test_missing_bytes_in_the_middle_are_found(tmp_path: Path) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         at = archive.getinfo("model/data/0").header_offset + 50
     path.write_bytes(content[:at] + content[at + 90_000 :])
-    assert find_problem(path) == "it is cut off or not a checkpoint"
+    assert find_problem(path) == "truncated or not a checkpoint"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
-def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
+def test_truncated_file_is_found(tmp_path: Path, kept: int) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {})
     path.write_bytes(path.read_bytes()[:kept])
-    assert find_problem(path) == "it is cut off or not a checkpoint"
+    assert find_problem(path) == "truncated or not a checkpoint"
 
 
-def test_plain_values_are_read_and_everything_else_is_empty(tmp_path: Path) -> None:
+def test_plain_values_are_read_and_other_objects_replaced(tmp_path: Path) -> None:
     contents = {"num_updates": 3, "best": 0.5, "model": OrderedDict(a=Path("x")), "list": [1, (2, None)]}
     read = load_plain_contents(write_torch_zip(tmp_path / "a.ckpt", contents))
     assert (read["num_updates"], read["best"], read["list"]) == (3, 0.5, [1, (2, None)])
@@ -117,7 +117,7 @@ class Hostile:
         return Path.touch, (self.target,)
 
 
-def test_nothing_that_a_hostile_file_names_is_called(tmp_path: Path) -> None:
+def test_malicious_file_runs_no_code(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3, "bad": Hostile(victim)})
     assert load_plain_contents(path)["num_updates"] == 3
@@ -125,7 +125,7 @@ def test_nothing_that_a_hostile_file_names_is_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pickled", [b"", b"\x80", b"garbage", b"\x80\x04N0.", b"c" * 100])
-def test_a_damaged_pickle_is_one_kind_of_error(tmp_path: Path, pickled: bytes) -> None:
+def test_damaged_pickle_raises_value_error(tmp_path: Path, pickled: bytes) -> None:
     path = tmp_path / "a.ckpt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/data.pkl", pickled)
@@ -134,7 +134,7 @@ def test_a_damaged_pickle_is_one_kind_of_error(tmp_path: Path, pickled: bytes) -
 
 
 @pytest.mark.torch
-def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> None:
+def test_file_saved_by_torch_is_intact_and_readable(tmp_path: Path) -> None:
     import torch
 
     path = tmp_path / "a.ckpt"
@@ -154,7 +154,7 @@ def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("prefix", [b"", b"x" * 100])
-def test_the_bytes_of_an_intact_file_are_passed_on_in_their_order(tmp_path: Path, prefix: bytes) -> None:
+def test_all_bytes_of_an_intact_file_are_passed_on_in_order(tmp_path: Path, prefix: bytes) -> None:
     path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom((1 << 20) + 5))
     path.write_bytes(prefix + path.read_bytes())
     legacy = tmp_path / "b.ckpt"

@@ -172,7 +172,7 @@ def test_error_without_intact_checkpoint_names_run_or_first_damaged_file(run: Ru
     with pytest.raises(CheckpointError, match="mmbt/2026-01-01T00-00-00 has no checkpoint"):
         checkpoints.select_checkpoint(run, "last")
     hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
-    with pytest.raises(CheckpointError, match=r"current\.ckpt: it is cut off"):
+    with pytest.raises(CheckpointError, match=r"current\.ckpt: truncated"):
         checkpoints.select_checkpoint(run, "last")
 
 
@@ -180,7 +180,7 @@ def test_error_without_intact_checkpoint_names_run_or_first_damaged_file(run: Ru
 def test_file_that_is_not_a_checkpoint_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "my model.ckpt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="cut off or not a checkpoint"):
+    with pytest.raises(CheckpointError, match="truncated or not a checkpoint"):
         checkpoints.select_checkpoint(Run(tmp_path), str(path))
 
 
@@ -188,12 +188,12 @@ def test_checkpoint_with_damaged_zip_directory_is_rejected(tmp_path: Path) -> No
     """Its last record is intact, so a superficial check takes it for a zip file."""
     path = write_checkpoint(tmp_path / "damaged.ckpt", 1)
     hostile_archives.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
-    assert checkpoints.check_file(path).problem == "it is cut off or not a checkpoint"
+    assert checkpoints.check_file(path).problem == "truncated or not a checkpoint"
 
 
 def test_other_zip_file_is_rejected_and_legacy_torch_file_accepted(tmp_path: Path) -> None:
     path = hostile_archives.write_zip(tmp_path / "photos.zip", {"a.png": b""})
-    assert checkpoints.check_file(path).problem == "it is a zip file but not a checkpoint"
+    assert checkpoints.check_file(path).problem == "zip file, but not a checkpoint"
     path = tmp_path / "old.pth"
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
     assert checkpoints.check_file(path).problem is None
@@ -215,5 +215,5 @@ def test_pipe_is_rejected_without_waiting(run: Run) -> None:
 
 
 def test_missing_checkpoint_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt: there is no such file"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt: file not found"):
         checkpoints.select_checkpoint(Run(tmp_path), str(tmp_path / "nowhere.ckpt"))

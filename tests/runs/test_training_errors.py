@@ -55,7 +55,7 @@ def test_folder_with_name_of_checkpoint_is_rejected(run: Run, mmfw: MmfwRunner, 
     folder = run.checkpoints / name
     folder.mkdir(parents=True)
     assert f"{folder}: not a file but a folder" in mmfw("train", "--resume", run.path, code=3)
-    assert f"{folder}: it is a folder" in mmfw("predict", "--checkpoint", folder, run.path, code=3)
+    assert f"{folder}: is a folder" in mmfw("predict", "--checkpoint", folder, run.path, code=3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode on Windows and macOS")
@@ -77,7 +77,7 @@ def test_damaged_checkpoint_and_missing_split_are_errors(run: Run, mmfw: MmfwRun
     error = mmfw(*words, "--split", "test_seen", code=3)
     assert "no such split" in error and "train, dev, test" in error
     (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
-    assert "best.ckpt: it is cut off" in mmfw(*words, code=3)
+    assert "best.ckpt: truncated" in mmfw(*words, code=3)
 
 
 def test_missing_mmf_is_an_error(

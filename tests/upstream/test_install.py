@@ -149,7 +149,7 @@ class TestGithub:
         assert manifest is not None
         mark_intact(manifest, ["mmf.txt"])
         assert find_changed_files(installed) == []
-        assert find_changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
+        assert find_changed_files(installed, full=True) == ["changed: mmf.txt (different content)"]
 
     def test_changed_manifest_is_noticed(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
@@ -158,7 +158,7 @@ class TestGithub:
         record_hashes(installed.root, TREE)
         assert find_changed_files(installed) == [f"changed: {MANIFEST_NAME}"]
         sums.write_bytes(b"?")
-        assert find_changed_files(installed) == [f"{sums}:1: not a line of sha256sum"]
+        assert find_changed_files(installed) == [f"{sums}:1: not in sha256sum format"]
         sums.unlink()
         assert find_changed_files(installed) == [f"missing: {MANIFEST_NAME}"]
         assert find_changed_files(_fetch(monkeypatch)) == []
