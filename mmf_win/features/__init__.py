@@ -1,1 +1,1 @@
-"""Region features: LMDBs of features, their records, and a builder that makes one from files."""
+"""Region features: LMDBs, their records, and a builder that creates an LMDB from feature files."""

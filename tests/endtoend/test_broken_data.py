@@ -54,14 +54,14 @@ def test_a_broken_picture_is_named_with_its_meme_and_row(
     path, meme = break_picture(own, "train", 3, said)
     words = ("--updates", "4", f"training.num_workers={workers}")
     assert own.run_for_exit_code("train", own.preset("image"), *words) == 3
-    where = f"meme {meme}, in row 4 of {annotations(own, 'train')}"
+    where = f"meme {meme} in row 4 of {annotations(own, 'train')}"
     assert path in own.errors and where in own.errors
     assert said in own.errors and "convert that folder again" in own.errors
     assert "Traceback" not in own.errors
 
     path, meme = break_picture(own, "test_unseen", 1, said)
     assert own.run_for_exit_code("predict", trained.id, f"training.num_workers={workers}") == 3
-    where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
+    where = f"meme {meme} in row 2 of {annotations(own, 'test_unseen')}"
     assert path in own.errors and where in own.errors
     assert "Traceback" not in own.errors
 
@@ -70,7 +70,7 @@ def test_a_check_names_a_picture_that_is_broken_inside_without_a_traceback(own: 
     for row in range(len(rows(annotations(own, "train")))):
         break_picture(own, "train", row)
     assert own.run_for_exit_code("check", own.preset("image")) == 3
-    assert ".png: the picture cannot be read (" in own.errors and "meme " in own.errors
+    assert ".png: image cannot be read (" in own.errors and "meme " in own.errors
     assert "convert that folder again" in own.errors
     assert "Traceback" not in own.errors and 'File "' not in own.errors
 
@@ -86,7 +86,7 @@ def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, 
         assert "git lfs pull" in own.errors and "--allow-missing" in own.errors
         assert "Traceback" not in own.errors
     assert own.run_for_exit_code("predict", trained.id) == 3
-    assert "the picture cannot be read (" in own.errors and "row 2 of " in own.errors
+    assert "image cannot be read (" in own.errors and "row 2 of " in own.errors
     assert own.run_for_exit_code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, (
         own.errors
     )
@@ -113,13 +113,13 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
     trained = tool.get_trained_run("regions")
     features = own.world.dataset / "features" / "detectron.lmdb"
     runs_code = pickle.dumps({"features": MakesFolder(tmp_path / "made")})
-    record, said = runs_code, "what is in it could run code: the record of {}: it"
+    record, said = runs_code, "rejected because it could run code: record {}: "
     if hostile and workers:
         record = pickles.HOSTILE_PICKLES["too few objects"]
     elif not hostile:
-        record, said = b"\x80\x04cut", "damaged: the record of {}: it cannot be read"
+        record, said = b"\x80\x04cut", "damaged: record {}: cannot be read"
         if workers:
-            record, said = pickle.dumps([1, 2]), "damaged: the record of {}: it has no features"
+            record, said = pickle.dumps([1, 2]), "damaged: record {}: has no features"
     train = ("train", own.preset("regions"), "--updates", "4")
     for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):
         name = Path(rows(annotations(own, split))[0]["img"]).stem

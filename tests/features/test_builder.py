@@ -1,4 +1,4 @@
-"""What MMF's extraction scripts write: the forms that are read, and the ones that must not be."""
+"""Files of MMF's extraction scripts: accepted formats and rejected files."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def read(folder: Path, key: str = "00001") -> dict[str, Any]:
-    """The record of a key."""
+    """Return the record of a key."""
     return read_record(find_feature_files([folder])[key], key)
 
 
 def save_object(path: Path, value: Any, protocol: int = 4) -> None:
-    """What ``np.save`` of a Python object wrote: first with protocol 3, then 4."""
+    """Write a Python object like ``np.save``, which used protocol 3 in older versions."""
     array = np.empty((), dtype=object)
     array[()] = value
     save_pickled(path, array, protocol)
 
 
 def save_pickled(path: Path, value: Any, protocol: int = 4) -> None:
-    """A file that says it holds an object, whatever has been pickled there."""
+    """Write an ``.npy`` file with a header for an object and any pickled value."""
     with path.open("wb") as file:
         header = np.lib.format.header_data_from_array_1_0(np.empty((), dtype=object))
         np.lib.format.write_array_header_1_0(file, header)
         pickle.dump(value, file, protocol=protocol)
 
 
-def test_a_record_is_what_mmf_stores_also_where_there_are_no_boxes(user_dir: Path) -> None:
+def test_record_has_the_fields_that_mmf_stores(user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001", regions=7)
     record = read(user_dir)
-    of_info = ["image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox"]
-    assert list(record) == ["feature_path", "features", *of_info]
+    info_keys = ["image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox"]
+    assert list(record) == ["feature_path", "features", *info_keys]
     assert record["feature_path"] == "00001"
     assert np.array_equal(record["features"], np.load(user_dir / "00001.npy"))
     assert np.array_equal(record["bbox"], feature_files.make_info(7)["bbox"])
@@ -58,7 +58,7 @@ def test_a_record_is_what_mmf_stores_also_where_there_are_no_boxes(user_dir: Pat
     assert list(read(user_dir)) == ["feature_path", "features"]
 
 
-def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user_dir: Path) -> None:
+def test_keys_are_relative_paths_and_hidden_files_are_ignored(user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001")
     feature_files.write_pair(user_dir / "часть 二", "00002")
     feature_files.write_pair(user_dir / ".cache", "00003")
@@ -67,7 +67,7 @@ def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> None:
+def test_pickles_of_all_numpy_versions_are_read(user_dir: Path, protocol: int) -> None:
     feature_files.write_pair(user_dir, "00001")
     info = {**feature_files.make_info(), "num_boxes": np.int64(10), "image_width": np.float32(64)}
     save_object(user_dir / "00001_info.npy", info, protocol)
@@ -76,7 +76,7 @@ def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> N
     assert record["num_boxes"] == 10
 
 
-def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
+def test_module_names_of_numpy_1_are_read(user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001")
     path = user_dir / "00001_info.npy"
     save_object(path, feature_files.make_info(), protocol=3)
@@ -86,18 +86,18 @@ def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
     assert read(user_dir)["bbox"].shape == (10, 4)
 
 
-def test_the_frcnn_scripts_form_is_read(user_dir: Path) -> None:
-    """It says 100 boxes whatever there are, and stores one probability a region."""
+def test_output_of_the_frcnn_script_is_read(user_dir: Path) -> None:
+    """The script always records 100 boxes and stores one probability per region."""
     feature_files.write_pair(
         user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32)
     )
-    of_100 = {name: feature_files.make_info(100)[name] for name in ("bbox", "objects", "cls_prob")}
-    feature_files.write_pair(user_dir, "00002", regions=150, num_boxes=100, **of_100)
+    info_of_100 = {name: feature_files.make_info(100)[name] for name in ("bbox", "objects", "cls_prob")}
+    feature_files.write_pair(user_dir, "00002", regions=150, num_boxes=100, **info_of_100)
     assert read(user_dir)["num_boxes"] == 100
     assert len(read(user_dir, "00002")["bbox"]) == 100
 
 
-def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
+def test_output_of_the_vinvl_script_is_read(user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001", feature_size=2054)
     boxes = np.zeros((10, 6), dtype=np.float32)
     info = {"bbox": boxes, "image_width": 4, "image_height": 3, "labels": boxes}
@@ -107,14 +107,14 @@ def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
     assert record["num_boxes"] is record["objects"] is record["cls_prob"] is None
 
 
-def test_the_resnet_scripts_grid_is_read(user_dir: Path) -> None:
+def test_grid_of_the_resnet_script_is_read(user_dir: Path) -> None:
     np.save(user_dir / "00001.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     assert read(user_dir)["features"].shape == (1, 7, 7, 2048)
     assert build_lmdb(user_dir / "a.lmdb", [user_dir])["regions"] == (49, 49)
 
 
 @pytest.mark.parametrize("name", ["00001.npy", "00001_info.npy"])
-def test_a_pickle_that_would_run_code_runs_none_and_is_named(
+def test_pickle_with_code_is_rejected_and_named(
     name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(user_dir)
@@ -128,7 +128,7 @@ def test_a_pickle_that_would_run_code_runs_none_and_is_named(
 
 
 @pytest.mark.parametrize("name", ["numpy.testing._private.utils runstring", "numpy load", "builtins eval"])
-def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path) -> None:
+def test_other_functions_of_numpy_are_not_called(name: str, user_dir: Path) -> None:
     module, function = name.split()
     feature_files.write_pair(user_dir, "00001")
     start = (user_dir / "00001_info.npy").read_bytes()[:128]
@@ -138,25 +138,23 @@ def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path)
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "reason"),
     [
-        (b"-" * 9000 + b"1", "its header cannot be read"),
+        (b"-" * 9000 + b"1", "header cannot be read"),
         (b" " * 60_000, "is large and may not be safe to load securely"),
         (b"{'descr': '|O', 'fortran_order': False, 'shape': ()}", "at position 0"),
     ],
     ids=["nested", "long", "no pickle"],
 )
-def test_a_header_that_python_or_numpy_refuses_is_one_line_about_the_file(
-    header: bytes, told: str, user_dir: Path
-) -> None:
+def test_invalid_header_is_reported_in_one_line(header: bytes, reason: str, user_dir: Path) -> None:
     start = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little")
     (user_dir / "00001.npy").write_bytes(start + header + b"\0" * 8)
-    with pytest.raises(DatasetError, match=told) as raised:
+    with pytest.raises(DatasetError, match=reason) as raised:
         read(user_dir)
     assert "\n" not in str(raised.value) and str(raised.value).count("cannot be read: ") == 1
 
 
-def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
+def test_tensors_are_rejected_with_a_hint(user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
     with pytest.raises(DatasetError, match="torch") as raised:
         read(user_dir)
@@ -194,7 +192,7 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
         *("counts", "a pickled list", "a pickled None", "a pickled text", "a pickled number"),
     ],
 )
-def test_a_file_that_is_damaged_or_holds_something_else_is_named(
+def test_damaged_or_unsuitable_file_is_named(
     name: str, damage: Callable[[Path], object], user_dir: Path
 ) -> None:
     feature_files.write_pair(user_dir, "00001")
@@ -205,7 +203,7 @@ def test_a_file_that_is_damaged_or_holds_something_else_is_named(
 
 
 @pytest.mark.parametrize(("name", "rows"), [("bbox", 9), ("objects", 9), ("cls_prob", 9), ("bbox", "no")])
-def test_what_was_seen_must_be_of_as_many_regions(name: str, rows: Any, user_dir: Path) -> None:
+def test_info_must_have_as_many_rows_as_regions(name: str, rows: Any, user_dir: Path) -> None:
     value = [[0, 0, 1, 1]] * 10 if rows == "no" else feature_files.make_info(rows)[name]
     feature_files.write_pair(user_dir, "00001", **{name: value})
     with pytest.raises(DatasetError, match=rf"00001_info\.npy: {name} has {rows} rows for 10 regions"):
@@ -213,21 +211,21 @@ def test_what_was_seen_must_be_of_as_many_regions(name: str, rows: Any, user_dir
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "reason"),
     [
         ([], r"no \.npy"),
-        (["one/keys"], r"keys\.npy: an LMDB for MMF cannot have this name"),
-        (["one/" + "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20], "zz.npy: an LMDB for MMF cannot have"),
-        (["one/1", "other/1"], r"other.1\.npy: .*one.1\.npy is of the same image"),
+        (["one/keys"], r"keys\.npy: name cannot be the key of an LMDB for MMF"),
+        (["one/" + "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20], "zz.npy: name cannot be the key"),
+        (["one/1", "other/1"], r"other.1\.npy: same image as .*one.1\.npy"),
     ],
-    ids=["none", "a name that MMF takes", "a name too long for a key", "two of one image"],
+    ids=["none", "a name that MMF uses itself", "a name too long for a key", "two of one image"],
 )
-def test_files_that_make_no_lmdb_are_refused(names: list[str], said: str, tmp_path: Path) -> None:
+def test_unsuitable_sets_of_files_are_rejected(names: list[str], reason: str, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
         (folder / "a.txt").touch()
     for name in names:
         feature_files.write_pair((tmp_path / name).parent, (tmp_path / name).name)
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=reason):
         find_feature_files(folders)

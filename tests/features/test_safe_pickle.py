@@ -1,4 +1,4 @@
-"""Region features are unpickled without running what is in them or trusting what they say of arrays."""
+"""Safe unpickling of region features: no code is run, and declared array sizes are not trusted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OTHERWISE = {
     **dict.fromkeys(
         ("a large bytearray", "large bytes", "many digits", "many marks", "many parts"), "damaged"
     ),
-    **dict.fromkeys(("a large frame", "a large memo"), "read"),  # they only announce what is not there
+    **dict.fromkeys(("a large frame", "a large memo"), "read"),  # they only declare a size that is not used
 }
 
 
 class Made:
-    """What a pickle makes of these parts, which numpy does not write."""
+    """Object whose pickle contains a call that numpy does not write."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
@@ -79,10 +79,8 @@ _OF_OBJECTS = Made(np.dtype, ("O",))
     ("name", "state"),
     [("f8", _OBJECTS), ("S8", _OBJECTS), ("V8", _OBJECTS), ("V8", _PART), ("O", _NO_OBJECTS)],
 )
-def test_a_type_whose_numbers_would_be_taken_for_addresses_is_refused(
-    name: str, state: tuple[Any, ...]
-) -> None:
-    with pytest.raises(UnsafePickleError, match="the type"):
+def test_dtype_that_would_dereference_numbers_is_rejected(name: str, state: tuple[Any, ...]) -> None:
+    with pytest.raises(UnsafePickleError, match="the dtype"):
         load_pickle(pickle.dumps({"features": Made(np.dtype, (name, False, True), state)}))
 
 
@@ -97,26 +95,26 @@ def test_a_type_whose_numbers_would_be_taken_for_addresses_is_refused(
         Made(np.ones(1).__reduce_ex__(5)[0], (bytes(range(8)), _OF_OBJECTS, (1,), "C")),
     ],
 )
-def test_an_array_of_addresses_is_never_made(made: Made) -> None:
+def test_array_of_addresses_is_never_created(made: Made) -> None:
     with pytest.raises(UnsafePickleError):
         load_pickle(pickle.dumps({"features": made}))
 
 
-def test_what_is_no_array_gets_no_state() -> None:
+def test_only_arrays_and_dtypes_get_a_state() -> None:
     with pytest.raises(UnsafePickleError, match="instruction BUILD"):
         load_pickle(b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93}b.")
 
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[pickles.PickleReader]:
-    """Another process, which a pickle may end."""
+    """Another process, which a pickle may crash."""
     reader = pickles.PickleReader()
     yield reader
     reader.close()
 
 
 @pytest.mark.parametrize("name", pickles.HOSTILE_PICKLES)
-def test_a_pickle_that_would_end_the_process_or_fill_the_memory_is_refused(
+def test_pickle_that_would_crash_or_exhaust_memory_is_rejected(
     reader: pickles.PickleReader, name: str
 ) -> None:
     assert reader.read(name) == _OTHERWISE.get(name, "refused")
@@ -124,24 +122,24 @@ def test_a_pickle_that_would_end_the_process_or_fill_the_memory_is_refused(
 
 @pytest.mark.parametrize("kind", ["<f4", ">f8", "?", "i8", "u1", "f2", "S3", "<U2", ">U2", "U0"])
 @pytest.mark.parametrize("protocol", range(6))
-def test_what_numpy_writes_of_plain_arrays_is_read(kind: str, protocol: int) -> None:
+def test_plain_arrays_written_by_numpy_are_read(kind: str, protocol: int) -> None:
     array = np.ones((2, 3, 4)).astype(kind)
     number, none = array[0, 0, 0], array[:0]
-    told = {"all": array, "columns": np.asfortranarray(array), "turned": array.transpose(1, 0, 2)}
-    told |= {"number": number, "none": none, "again": array, "lists": [(1, [number])]}
-    found = load_pickle(pickle.dumps(told, protocol))
-    for name in ("all", "columns", "turned", "none"):
-        assert type(found[name]) is np.ndarray
-        assert found[name].flags.writeable
-        assert (found[name].dtype.str[1:], found[name].shape) == (array.dtype.str[1:], told[name].shape)
-        assert found[name].tolist() == told[name].tolist()
-    assert found["again"] is found["all"]
-    assert found["lists"] == [(1, [number])]
-    assert type(found["number"]) is type(number) and found["number"] == number
+    values = {"all": array, "columns": np.asfortranarray(array), "transposed": array.transpose(1, 0, 2)}
+    values |= {"number": number, "none": none, "again": array, "lists": [(1, [number])]}
+    loaded = load_pickle(pickle.dumps(values, protocol))
+    for name in ("all", "columns", "transposed", "none"):
+        assert type(loaded[name]) is np.ndarray
+        assert loaded[name].flags.writeable
+        assert (loaded[name].dtype.str[1:], loaded[name].shape) == (array.dtype.str[1:], values[name].shape)
+        assert loaded[name].tolist() == values[name].tolist()
+    assert loaded["again"] is loaded["all"]
+    assert loaded["lists"] == [(1, [number])]
+    assert type(loaded["number"]) is type(number) and loaded["number"] == number
 
 
-def test_what_numpy_wrote_in_2020_is_read() -> None:
-    """Its types had numbers where there are truth values now."""
+def test_pickles_of_numpy_from_2020_are_read() -> None:
+    """Pickles of dtypes had integers instead of booleans."""
     record = pickle.dumps({"features": np.ones((2, 3), "f4")}, 3).replace(b"numpy._core", b"numpy.core")
     assert record.count(b"\x89\x88\x87") == 1
     assert (
@@ -150,7 +148,7 @@ def test_what_numpy_wrote_in_2020_is_read() -> None:
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-def test_damage_is_told_by_its_position_in_the_record(protocol: int) -> None:
+def test_damage_is_reported_with_its_position(protocol: int) -> None:
     record = bytearray(pickle.dumps({"features": np.ones((2, 3))}, protocol))
     record[-3] = 255
     with pytest.raises(ValueError, match=f"unknown instruction at position {len(record) - 3}$"):
@@ -161,22 +159,22 @@ def test_damage_is_told_by_its_position_in_the_record(protocol: int) -> None:
         load_pickle(b"")
 
 
-def test_a_name_that_is_cut_off_is_damaged_and_not_refused() -> None:
+def test_truncated_name_is_reported_as_damage() -> None:
     with pytest.raises(ValueError, match="no newline"):
         load_pickle(b"\x80\x04cnump")
 
 
 @pytest.mark.parametrize("kind", ["O", "f4,i4", "M8[s]", "(2,)O"])
-def test_other_files_of_arrays_are_refused(kind: str, tmp_path: Any) -> None:
+def test_arrays_with_other_dtypes_are_rejected(kind: str, tmp_path: Any) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3, kind))
     with pytest.raises(UnsafePickleError):
         load_npy((tmp_path / "a.npy").read_bytes())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs limits, which Windows has not")
-def test_a_lack_of_memory_is_called_neither_damage_nor_hostile(user_dir: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="memory limits are only tested on Linux")
+def test_lack_of_memory_is_reported_as_such(user_dir: Path) -> None:
     pytest.importorskip("lmdb")
-    done = subprocess.run([sys.executable, "-c", _STARVED, str(user_dir)], capture_output=True, text=True)
-    told = done.stdout.splitlines()
-    assert (told[:3], done.returncode) == (["MemoryError"] * 3, 0), done.stderr
-    assert [json.loads(line)["kind"] for line in told[3:]] == ["ResourceError"] * 3
+    child = subprocess.run([sys.executable, "-c", _STARVED, str(user_dir)], capture_output=True, text=True)
+    lines = child.stdout.splitlines()
+    assert (lines[:3], child.returncode) == (["MemoryError"] * 3, 0), child.stderr
+    assert [json.loads(line)["kind"] for line in lines[3:]] == ["ResourceError"] * 3

@@ -88,7 +88,7 @@ def test_built_lmdb_has_mmfs_format_and_is_intact(
     assert sums == f"{sha256(data.read_bytes())}  {lmdb.name}/data.mdb\n"
     assert read_image_keys(lmdb) == records.keys()
     (finding,) = verify_parts(["features"], mmf_paths)
-    assert (finding.state, finding.verified_against) == ("intact", "what mmfw wrote")
+    assert (finding.state, finding.verified_against) == ("intact", "hashes of the files that mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -112,7 +112,7 @@ def test_existing_features_are_replaced_only_with_force(
     assert (manifest.hash_origin, manifest.source, manifest.verified_against) == (
         "built",
         None,
-        "what mmfw wrote",
+        "hashes of the files that mmfw wrote",
     )
     assert set(feature_files.read_records(lmdb)) == {"00001"} and feature_state(lmdb, mmf_paths) == "intact"
 
@@ -120,9 +120,7 @@ def test_existing_features_are_replaced_only_with_force(
 def test_features_of_two_detectors_are_refused(user_dir: Path, add_to_lmdb: AddFeatures) -> None:
     one = feature_files.write_pairs(user_dir / "one", ["00001"])
     other = feature_files.write_pairs(user_dir / "other", ["00002"], feature_size=2054)
-    with pytest.raises(
-        DatasetError, match=r"00002\.npy: 2054 numbers describe a region, and 2048 in .*00001"
-    ):
+    with pytest.raises(DatasetError, match=r"00002\.npy: 2054 numbers per region, but 2048 in .*00001"):
         add_to_lmdb(one, other)
 
 
