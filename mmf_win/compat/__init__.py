@@ -1,7 +1,7 @@
-"""Patches: what an unmodified MMF needs to import and run on today's Python, torch and transformers.
+"""Patches that an unmodified MMF needs to run with current versions of Python, torch and transformers.
 
-Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``;
-``replacements`` has classes in the place of those of packages that are gone. MMF's files stay as they are.
+Each module defines in ``PATCHES`` the patches for one library or one part of MMF. ``replacements`` has
+substitutes for classes of discontinued packages. MMF's files are not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmf_win.compat import (
 from mmf_win.compat.patch import Patch, install_finder
 from mmf_win.upstream.versions import read_version
 
-# late comes first, since another one imports torch.
+# lazy_imports comes first, since another module imports torch.
 _PATCH_MODULES = (
     lazy_imports,
     torch,
@@ -36,15 +36,23 @@ _PATCH_MODULES = (
     mmf_data,
     distributed,
 )
-#: All patches, in the order in which they are applied.
+#: All patches in the order of their application.
 PATCHES: tuple[Patch, ...] = tuple(patch for module in _PATCH_MODULES for patch in module.PATCHES)
 
-#: Those without which MMF fails, for comparisons with MMF alone.
+#: Patches without which MMF fails, for comparisons with MMF alone.
 REQUIRED_PATCHES = tuple(patch for patch in PATCHES if not patch.is_optimization)
 
 
 def install(mmf_root: Path, patches: Sequence[Patch] = PATCHES) -> None:
-    """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in a process that has not imported it."""
+    """Prepare ``import mmf`` to import the MMF in ``mmf_root`` with its patches.
+
+    Args:
+        mmf_root: Folder with the package ``mmf``.
+        patches: Patches to apply if they are needed.
+
+    Raises:
+        RuntimeError: MMF was already imported in this process.
+    """
     if "mmf" in sys.modules:
         raise RuntimeError("patches must be installed before mmf is imported")
     root, version = mmf_root.resolve(), read_version(mmf_root)

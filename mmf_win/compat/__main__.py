@@ -1,4 +1,4 @@
-"""``python -m mmf_win.compat ROOT VERSION``: the patches for a copy of MMF, as JSON."""
+"""``python -m mmf_win.compat ROOT VERSION``: print the patches for a copy of MMF as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmf_win.console import print_json
 
 
 def main(root: str, version: str) -> None:
-    """Print all patches, and whether each is needed for the MMF of this version in ``root``."""
+    """Print all patches, and for each whether it is active for the MMF in ``root``."""
     print_json(
         [
             {

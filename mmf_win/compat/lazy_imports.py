@@ -1,6 +1,7 @@
-"""Patches for imports that take seconds, and that no update needs: they happen at the first use instead.
+"""Patches that delay slow imports until their first use.
 
-Of the eight seconds from the start of a worker to its first update, they took five.
+Training does not need these imports. They took five of the eight seconds from the start of a worker to its
+first update.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _DISABLE_SOURCE = "    import torch._dynamo\n\n    return torch._dynamo.disable(
 
 
 class LazyModule(ModuleType):
-    """Has, for each name, a function that imports the module of this name when it is called."""
+    """Module with a function for any name, which imports the real module when it is called."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # looked up by Python itself
+        if name.startswith("__"):  # Python itself looks up such names
             raise AttributeError(name)
         return partial(_import_and_call, self.__name__, name)
 
@@ -35,12 +36,15 @@ def _import_and_call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def defer_import(importer: str, module: str, names: str = "") -> Edit:
-    """Return the edit by which an importer gets functions and classes from a lazy module in ``sys.modules``.
+    """Return an edit that makes a module import names from a lazy module in ``sys.modules``.
 
     Args:
-        importer: the module with ``from module import names``.
-        module: absolute or relative, as it stands there.
-        names: how they begin, where another such statement is to stay.
+        importer: Module with the statement ``from module import names``.
+        module: Imported module, absolute or relative, as written in the statement.
+        names: First characters of the names, to distinguish several such statements.
+
+    Returns:
+        The edit of the importer.
     """
     real = resolve_name(module, importer.rpartition(".")[0])
     lazy = f"{__name__}.{real}"
@@ -49,27 +53,34 @@ def defer_import(importer: str, module: str, names: str = "") -> Edit:
 
 
 def cached_import_structure(read_structure: Callable[[Any], Any], module_path: Any) -> Any:
-    """Return what ``find`` finds in the 2,600 files of transformers, which are not read at each start.
+    """Return transformers' import structure from a cache, without reading its 2,600 files.
 
-    The result is kept for the version and the folder in which pip has installed it. An installation whose
-    files may change under the same version, such as a checkout, is read each time.
+    The cache is valid for one version and one folder in which pip installed it. An installation whose files
+    may change without a new version, such as a checkout, is read each time.
+
+    Args:
+        read_structure: Function of transformers that reads the files.
+        module_path: Its argument.
+
+    Returns:
+        Its result.
     """
     path = Path(module_path)
     models = path.parent if path.suffix else path
     package = models.parent
     with suppress(OSError, PackageNotFoundError):
-        of = distribution(package.name)
-        is_installed = Path(str(of.locate_file(package.name))) == package
-        if is_installed and models.name == "models":  # the structure of one model is a few files
-            about = [str(models), of.version, models.stat().st_mtime_ns]
-            return load_or_compute("imports", about, lambda: read_structure(module_path))
+        installed = distribution(package.name)
+        is_installed = Path(str(installed.locate_file(package.name))) == package
+        if is_installed and models.name == "models":  # the structure of a single model has few files
+            cache_key = [str(models), installed.version, models.stat().st_mtime_ns]
+            return load_or_compute("imports", cache_key, lambda: read_structure(module_path))
     return read_structure(module_path)
 
 
 PATCHES = (
     Patch(
         name="late-imports",
-        problem="torch's compiler, its tensors over GPUs, SymPy, scikit-learn, SciPy and pandas take 5 s",
+        problem="importing torch._dynamo, DTensor, SymPy, scikit-learn, SciPy and pandas takes 5 s",
         edits=(
             defer_import("mmf.modules.metrics", "sklearn.metrics"),
             defer_import("transformers.generation.candidate_generator", "sklearn.metrics"),
@@ -80,7 +91,7 @@ PATCHES = (
             defer_import("torchvision.ops.roi_align", "torch._dynamo.utils"),
             defer_import("transformers.masking_utils", "torch._dynamo._trace_wrapped_higher_order_op"),
             defer_import("transformers.utils.generic", "..model_debugging_utils"),
-            # Where the statement begins with a constant, as in other versions, nothing stands for that.
+            # Not in versions that import a constant first: only functions and classes can be lazy.
             defer_import("transformers.modeling_utils", ".integrations.tensor_parallel", "(\n    _get"),
             Edit(
                 "transformers.modeling_utils",
@@ -88,19 +99,19 @@ PATCHES = (
                 "\n_is_dtensor_available = False and ",
             ),
             Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
-            Edit(  # makes room for weights that are new, such as a head's
+            Edit(  # allocates new weights, such as those of a head
                 "transformers.modeling_utils",
                 'torch.empty_like(param, dtype=dtype, device="cpu")',
                 'torch.empty(param.shape, dtype=dtype or param.dtype, device="cpu")',
             ),
             Edit(
                 "torch._compile",
-                "                import torch._dynamo\n\n",  # torch 2.1 has it elsewhere, less indented
+                "                import torch._dynamo\n\n",  # torch 2.1 has it with less indentation
                 '                if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)\n'
                 "                import torch._dynamo\n",
                 {"sys": sys},
             ),
-            # A class or a model is more than a function; torch._dynamo is imported as it is asked for.
+            # For classes and models, torch._dynamo is still imported.
             Edit(
                 "torch.compiler",
                 _DISABLE_SOURCE,
@@ -119,7 +130,7 @@ PATCHES = (
     ),
     Patch(
         name="import-structure",
-        problem="transformers: reads all of its 2,600 files at each start",
+        problem="transformers: reads all its 2,600 files at each start",
         library="transformers >= 4.46",
         edits=single_edit(
             "transformers.utils.import_utils",

@@ -1,4 +1,4 @@
-"""Patches for how MMF reads annotations, pictures and region features, and writes logs and reports."""
+"""Patches for how MMF reads annotations, images and region features, and writes logs and reports."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MEMES = "mmf.datasets.builders.hateful_memes.dataset"
 _PREDICTION_FUNCTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
 _DEFAULT_FILE_EXISTS = "PathManager.exists(test_path)"
 _CONFIGURED_FILE_EXISTS = "PathManager.exists(os.path.join(config.data_dir, config.annotations.train[0]))"
-# Errors that say nothing about the file.
+# Errors of the system that are not caused by the file.
 _SYSTEM_ERRNOS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-#: Read an annotation file, of which MMF makes several datasets; those of a worker stay as they are.
+#: Annotation file of a path; cached, since MMF creates several datasets from it and it does not change.
 cached_annotation_file = cache(AnnotationFile)
 
 
@@ -43,21 +43,21 @@ def _load_jsonl(self: Any, path: str) -> None:
 
 
 def _patch_image_opening(module: ModuleType) -> None:
-    """Open pictures as exported models and pages do; turned ones are counted in the log of each process."""
+    """Open images like exported models and reports do; log how many are rotated in this process."""
     loader = getattr(module, "default_loader", module.tv_helpers.default_loader)
-    turned: set[str] = set()
+    rotated_paths: set[str] = set()
 
     @wrap(module.ImageDatabase, "open_image")
     def open_with_orientation(load: Any, self: Any, path: str) -> Any:
         if self.loader is not loader:
             return load(self, path)
-        # The boxes of region features belong to the pixels as they are stored.
+        # The boxes of region features refer to the stored orientation.
         image = open_image(Path(path), orient=not getattr(self.config, "use_features", False))
-        if "orientation" in image.info and path not in turned:
-            turned.add(path)
-            if str(len(turned)).strip("0") == "1":  # 1, 10, 100 ...
-                what = "%s: turned as its EXIF orientation says (picture %d of this kind in this process)"
-                _log.warning(what, path, len(turned))
+        if "orientation" in image.info and path not in rotated_paths:
+            rotated_paths.add(path)
+            if str(len(rotated_paths)).strip("0") == "1":  # 1, 10, 100 ...
+                message = "%s: rotated according to its EXIF orientation (rotated images in this process: %d)"
+                _log.warning(message, path, len(rotated_paths))
         return image
 
 
@@ -68,33 +68,33 @@ def _add_image_error_context(module: ModuleType) -> None:
             return open_image(self, path)
         except MemoryError:
             raise
-        except Exception as error:  # Pillow raises whatever a broken file leads it to
+        except Exception as error:  # Pillow may raise any exception for a damaged file
             if isinstance(error, OSError) and error.errno in _SYSTEM_ERRNOS:
                 raise
             missing = isinstance(error, FileNotFoundError)
             reason = " ".join(str(error).split()) or type(error).__name__
-            what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
-            raise UnreadableImageError(f"{Path(path)}: {what}") from None
+            problem = "image not found" if missing else f"image cannot be read ({reason})"
+            raise UnreadableImageError(f"{Path(path)}: {problem}") from None
 
     @wrap(module.ImageDatabase, "__getitem__")
-    def get_or_name_row(item: Any, self: Any, index: int) -> Any:
+    def get_or_name_row(get_item: Any, self: Any, index: int) -> Any:
         try:
-            return item(self, index)
+            return get_item(self, index)
         except UnreadableImageError as error:
             file = getattr(self.annotation_db, "mmfw_file", "the annotations")
-            if file is None:  # the rows are those of one request, which names no file
+            if file is None:  # the rows come from a prediction request without a file
                 raise
             row = self.annotation_db[index]
             meme = row.get("own_id", row.get("id"))
             where = f"row {index + 1} of {file}"
-            raise UnreadableImageError(f"{error}; it is that of meme {meme}, in {where}") from None
+            raise UnreadableImageError(f"{error}; used by meme {meme} in {where}") from None
 
 
 def _share_lmdb_environments(module: ModuleType) -> None:
-    """Open each file once for the whole process and its forked children.
+    """Open each file only once for the process and its forked children.
 
-    LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
-    a map of the file is shared; and lmdb would refuse to open the file again in the child.
+    LMDB forbids using an environment after a fork because of its lock file. MMF opens it without a lock, so
+    only a map of the file is shared; lmdb would not allow opening the file again in the child.
     """
     open_once = cache(module.lmdb.open)
     shared = SimpleNamespace(open=lambda path, **options: open_once(str(Path(path).resolve()), **options))
@@ -104,14 +104,14 @@ def _share_lmdb_environments(module: ModuleType) -> None:
 def _restrict_lmdb_loader(module: ModuleType) -> None:
     @wrap(module.LMDBFeatureReader, "_load")
     def load_record(load: Any, self: Any, image_file_path: str) -> Any:
-        with translate_pickle_errors(self.db_path, f"the record of {Path(image_file_path).stem}: "):
+        with translate_pickle_errors(self.db_path, f"record {Path(image_file_path).stem}: "):
             return require_features(load(self, image_file_path))
 
     _restrict_loaders(module)
 
 
 def _restrict_loaders(module: Any) -> None:
-    """Give a module of MMF another ``pickle`` and ``numpy.load``."""
+    """Replace ``pickle`` and ``numpy.load`` in a module of MMF with safe versions."""
 
     def load_file(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
         path = Path(getattr(file, "name", file))
@@ -126,27 +126,31 @@ def _restrict_loaders(module: Any) -> None:
 
 
 def generate_prediction(report: Any) -> list[dict[str, Any]]:
-    """In the place of MMF's own function: the same numbers, with three calls for a batch.
+    """Return the same predictions as MMF's own function, with three transfers per batch.
 
-    The report has ``scores`` of shape (rows, 2) and the ``id`` of each row.
+    Args:
+        report: MMF's report, with ``scores`` (logits, float [rows, 2]) and ``id`` (int [rows]).
+
+    Returns:
+        One dictionary per row with ``id``, ``proba`` (probability of class 1) and ``label``.
     """
     scores = report.scores.softmax(dim=1)
-    found = zip(report.id.tolist(), scores[:, 1].tolist(), scores.max(1).indices.tolist(), strict=True)
-    return [{"id": id_, "proba": proba, "label": label} for id_, proba, label in found]
+    rows = zip(report.id.tolist(), scores[:, 1].tolist(), scores.max(1).indices.tolist(), strict=True)
+    return [{"id": id_, "proba": proba, "label": label} for id_, proba, label in rows]
 
 
 PATCHES = (
     Patch(
         name="annotation-files",
-        problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
+        problem="AnnotationDatabase: fails on a byte order mark, blank lines, a JSON list and null labels",
         after_import={
             _ANNOTATIONS: lambda module: setattr(module.AnnotationDatabase, "_load_jsonl", _load_jsonl)
         },
     ),
     Patch(
         name="data-elsewhere",
-        problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
-        library="own memes without the dataset",
+        problem="HatefulMemesBuilder: requires train.jsonl in its data folder even for other annotations",
+        library="user memes without the dataset",
         edits=single_edit(
             "mmf.datasets.builders.hateful_memes.builder",
             f"assert {_DEFAULT_FILE_EXISTS}",
@@ -155,7 +159,7 @@ PATCHES = (
     ),
     Patch(
         name="names-of-folders",
-        problem="MMFDataset and others: take a comma, brackets and ${...} in a path for something else",
+        problem="MMFDataset and others: misinterpret a comma, brackets and ${...} in a path",
         edits=tuple(
             Edit(
                 f"mmf.{module}", old, new.format(old), {"parts": split_paths, "literal": escape_interpolation}
@@ -165,7 +169,7 @@ PATCHES = (
                 ("datasets.databases.features_database", 'path.split(",")', "parts(path)"),
                 ("utils.checkpoint", "join(download_path, ", "join(glob.escape(download_path), "),
                 ("utils.checkpoint", "glob(os.path.join(folder, ", "glob(os.path.join(glob.escape(folder), "),
-                # 1.0.0rc12 makes a configuration of what it has resolved.
+                # 1.0.0rc12 creates another configuration from the resolved one.
                 ("utils.configuration", "OmegaConf.to_container(self.config, resolve=True)", "literal({})"),
                 ("utils.env", '"user_dir": user_dir', '"user_dir": literal(user_dir)'),
                 ("utils.env", "user_dir = user_dir\n", "user_dir = literal(user_dir)\n"),
@@ -174,7 +178,7 @@ PATCHES = (
     ),
     Patch(
         name="image-paths",
-        problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
+        problem="ImageDatabase: loads cat.jpg instead of cat.png if both exist; rc10 uses the current folder",
         edits=(
             Edit(
                 _IMAGES,
@@ -186,17 +190,17 @@ PATCHES = (
     ),
     Patch(
         name="image-pixels",
-        problem="ImageDatabase: clips 16-bit grey at 255, ignores EXIF orientation, refuses long PNG texts",
+        problem="ImageDatabase: clips 16-bit grey at 255, ignores EXIF orientation, rejects long PNG texts",
         after_import={_IMAGES: _patch_image_opening},
     ),
     Patch(
         name="image-errors",
-        problem="ImageDatabase: an error about a picture names neither its file nor the meme",
+        problem="ImageDatabase: an error about an image names neither its file nor the meme",
         after_import={_IMAGES: _add_image_error_context},
     ),
     Patch(
         name="pickles",
-        problem="feature readers and encoders, AnnotationDatabase: unpickle any file, which may run any code",
+        problem="feature readers, encoders, AnnotationDatabase: unpickle any file, which may run any code",
         after_import={
             _FEATURES: _restrict_lmdb_loader,
             _ANNOTATIONS: _restrict_loaders,
@@ -206,13 +210,13 @@ PATCHES = (
     ),
     Patch(
         name="lmdb-handles",
-        problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
+        problem="LMDBFeatureReader: opens the feature file again for each split, which lmdb rejects",
         library="lmdb >= 1.4",
         after_import={_FEATURES: _share_lmdb_environments},
     ),
     Patch(
         name="predictions",
-        problem="generate_prediction: waits for the GPU three times for each meme, by .item()",
+        problem="generate_prediction: waits for the GPU three times per meme because of .item()",
         after_import={
             _MEMES: lambda module: vars(module).update(
                 dict.fromkeys(_PREDICTION_FUNCTIONS, generate_prediction)
@@ -229,7 +233,7 @@ PATCHES = (
     ),
     Patch(
         name="timer",
-        problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
+        problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders contain colons",
         library="Windows",
         edits=single_edit(
             "mmf.utils.timer",
@@ -239,7 +243,7 @@ PATCHES = (
     ),
     Patch(
         name="csv-report",
-        problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
+        problem="TestReporter.csv_dump: opens the file without newline='', so Windows doubles line ends",
         library="Windows",
         edits=single_edit(
             "mmf.common.test_reporter",

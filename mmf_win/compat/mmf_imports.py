@@ -1,4 +1,4 @@
-"""Patches for the imports of MMF: of all its files, which is slow and fails easily, and of own code."""
+"""Patches for MMF's imports: of all its own files, which is slow and fragile, and of user code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mmf_win.compat.patch import Patch, source_path, wrap
 
 _log = logging.getLogger(__name__)
 
-# `import mmf` itself brings the models, losses, metrics, optimizers and schedulers. These register the rest
-# of what a run on Hateful Memes looks up by name; some of them exist in one version only.
+# `import mmf` itself imports the models, losses, metrics, optimizers and schedulers. These modules register
+# everything else that a run on Hateful Memes looks up by name; some exist in only one version of MMF.
 _MODULES = (
     "mmf.common.meter",
     "mmf.common.test_reporter",
@@ -35,7 +35,7 @@ _FOLDERS = ("common", "modules", "datasets", "models", "trainers")
 
 
 def setup_imports() -> None:
-    """In the place of ``mmf.utils.env.setup_imports``: imports what Hateful Memes needs."""
+    """Import the modules needed for Hateful Memes; replaces ``mmf.utils.env.setup_imports``."""
     import mmf
     from mmf.common.registry import registry
 
@@ -44,12 +44,12 @@ def setup_imports() -> None:
     for name in _MODULES:
         if source_path(name, Path(mmf.__file__).parents[1]):
             importlib.import_module(name)
-    registry.register("imports_setup", True)
+    registry.register("imports_setup", obj=True)
 
 
-@cache  # once a process
+@cache  # once per process
 def import_everything() -> None:
-    """Import every module of MMF that registers something, as MMF does, but skip those that fail."""
+    """Import every module of MMF that registers something, like MMF does, but skip failing ones."""
     import mmf
 
     package = Path(mmf.__file__).parent
@@ -63,21 +63,21 @@ def import_everything() -> None:
 
 
 def _import_all_on_lookup_miss(module: ModuleType) -> None:
-    """Where the registry lacks a model, dataset or trainer, import everything and look again."""
+    """Import all of MMF if the registry does not have a model, dataset or trainer, and look it up again."""
 
     def find_or_import(find: Any, name: str) -> Any:
-        found = find(name)
-        if found is None and name and module.registry.get("imports_setup", no_warning=True):
+        result = find(name)
+        if result is None and name and module.registry.get("imports_setup", no_warning=True):
             import_everything()
-            found = find(name)
-        return found
+            result = find(name)
+        return result
 
     for lookup in ("get_model_class", "get_builder_class", "get_trainer_class"):
         wrap(module.registry, lookup)(find_or_import)
 
 
 def _keep_user_code_importable(module: ModuleType) -> None:
-    """Leave the folder that the user's own code lies in on ``sys.path``, which spawned processes inherit."""
+    """Keep the parent folder of the user code on ``sys.path``, which spawned processes inherit."""
 
     @wrap(module, "import_user_module")
     def import_user_module(original: Any, user_dir: str | None, *args: Any, **kwargs: Any) -> None:
@@ -97,7 +97,7 @@ PATCHES = (
     ),
     Patch(
         name="own-code-in-workers",
-        problem="import_user_module: spawned DataLoader workers, as on Windows, cannot import own code",
+        problem="import_user_module: spawned DataLoader workers (on Windows) cannot import user code",
         after_import={"mmf.utils.env": _keep_user_code_importable},
     ),
 )

@@ -1,4 +1,4 @@
-"""Patches for mistakes in MMF's models and their training."""
+"""Patches for bugs in MMF's models and their training."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _TRAINING_LOOP = "mmf.trainers.core.training_loop"
 
 
 def _hub_cache() -> str:
-    """Where transformers keeps models unless it is told otherwise."""
+    """Return the default cache folder of transformers."""
     from transformers.utils.hub import TRANSFORMERS_CACHE
 
     return str(Path(TRANSFORMERS_CACHE).absolute())
 
 
 def _is_hub_offline() -> bool:
-    """Whether nothing may ask the Hugging Face Hub, so that asking again brings nothing."""
+    """Return whether requests to the Hugging Face Hub are disabled, so that retries are useless."""
     from transformers.utils import is_offline_mode
 
     return bool(is_offline_mode())
 
 
 def is_bert(name: str) -> bool:
-    """Whether a model's name, or the folder that holds one in transformers' format, means a BERT."""
+    """Return whether a model name, or a folder with a model in transformers' format, is a BERT."""
     config = Path(name, "config.json")
     if config.is_file():
         return bool(json.loads(config.read_text(encoding="utf-8")).get("model_type") == "bert")
@@ -35,14 +35,14 @@ def is_bert(name: str) -> bool:
 PATCHES = (
     Patch(
         name="seed-0",
-        problem="set_seed: takes the seed 0 for none, and so draws other numbers each time",
+        problem="set_seed: ignores the seed 0, so random numbers differ each time",
         edits=single_edit("mmf.utils.env", "if seed:", "if seed is not None:"),
     ),
     Patch(
         name="bert-cache",
-        problem="VisualBERT, ViLBERT, MMBT, …: a BERT that transformers has comes again, into MMF's cache",
+        problem="VisualBERT, ViLBERT, MMBT, …: download a BERT again into MMF's cache",
         edits=tuple(
-            # os.path.join(MMF's cache, this)
+            # MMF joins its cache folder with this; an absolute path replaces it.
             Edit(f"mmf.{module}", '"distributed_{}".format(-1)', "hub_cache()", {"hub_cache": _hub_cache})
             for module in (
                 "modules.encoders",
@@ -56,7 +56,7 @@ PATCHES = (
     ),
     Patch(
         name="bert-names",
-        problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
+        problem="TransformerEncoder: loads a BERT from a folder as a class that the fusion models cannot use",
         mmf_versions=RC12,
         edits=single_edit(
             "mmf.modules.encoders",
@@ -67,7 +67,7 @@ PATCHES = (
     ),
     Patch(
         name="retries-offline",
-        problem="retry_n: waits 63 s for a model of the hub that nothing may ask",
+        problem="retry_n: waits 63 s for a model of the Hugging Face Hub even if the hub is disabled",
         mmf_versions=RC12,
         edits=single_edit(
             "mmf.utils.general",
@@ -79,10 +79,10 @@ PATCHES = (
     Patch(
         # The last batch of an epoch may have one or two rows.
         name="batch-of-one",
-        problem="TextEmbeddingEncoder fails on one row; FusionBase, UnimodalBase (rc10) take one of two rows",
+        problem="TextEmbeddingEncoder fails on one row; FusionBase, UnimodalBase (rc10) drop one of two rows",
         edits=(
             Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
-            # A pair of (sequence, pooled) is told from a tensor of two rows by its length alone.
+            # MMF distinguishes a pair (sequence, pooled) from a tensor of two rows only by its length.
             Edit(
                 "mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"
             ),
@@ -91,18 +91,18 @@ PATCHES = (
     ),
     Patch(
         name="random-vocabulary",
-        problem="BaseVocab: random word vectors are uninitialized memory, and some are no numbers",
+        problem="BaseVocab: random word vectors are uninitialized memory and may contain NaN",
         edits=single_edit(
             "mmf.utils.vocab",
             "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
-            # From a generator of its own: what else is drawn at random stays as it is without the patch.
+            # With a separate generator, so that other random numbers stay the same as without the patch.
             "self.vectors = torch.randn(self.get_size(), embedding_dim,"
             " generator=torch.Generator().manual_seed(torch.initial_seed()))",
         ),
     ),
     Patch(
         name="unlabelled-heads",
-        problem="HeadsDict: fails on rows without a label, of which other models compute no loss",
+        problem="HeadsDict: fails on unlabelled rows, for which other models compute no loss",
         mmf_versions=RC12,
         edits=single_edit(
             "mmf.models.transformers.heads.utils",
@@ -113,16 +113,16 @@ PATCHES = (
     ),
     Patch(
         name="accumulation",
-        problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
+        problem="run_training_epoch: with update_frequency, the last update of an epoch divides by zero",
         mmf_versions=RC12,
         edits=(
-            # It ends an epoch's last update at the first of its batches, and has none left for the others.
+            # MMF ends the last update of an epoch after its first batch and counts 0 batches for the rest.
             Edit(
                 _TRAINING_LOOP,
                 "and num_remaining_batches != num_batches_for_this_update",
                 "and idx % self.training_config.update_frequency + 1 != num_batches_for_this_update",
             ),
-            # A run that resumes within an epoch has fewer batches left of it; see hooks/callback.py.
+            # A run that resumes within an epoch has fewer batches left; see worker/hooks/callback.py.
             Edit(
                 _TRAINING_LOOP,
                 "else len(self.train_loader)",

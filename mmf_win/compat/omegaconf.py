@@ -1,4 +1,4 @@
-"""Patches for OmegaConf, and for how MMF reads its configuration with it."""
+"""Patches for OmegaConf and for how MMF reads its configuration with it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def _allow_missing_keys(module: Any) -> None:
         try:
             return strict(self, key)
         except module.errors.ConfigAttributeError:
-            # Python itself asks for names such as __deepcopy__, and a struct says that it knows its keys.
+            # Python itself looks up names such as __deepcopy__, and a struct is meant to reject unknown keys.
             if key.startswith("__") or module.OmegaConf.is_struct(self):
                 raise
             return None
 
 
 def resolve_text_link(path: str) -> str:
-    """The file that ``path`` refers to, so that its includes are looked for beside the real one."""
+    """Return the real file of a text symlink, so that its includes are found next to that file."""
     real = follow_text_links(Path(path))
-    return path if real == Path(path) else str(real)  # MMF also passes URLs, which are no paths
+    return path if real == Path(path) else str(real)  # MMF also passes URLs, which must stay unchanged
 
 
 PATCHES = (
@@ -50,7 +50,7 @@ PATCHES = (
     ),
     Patch(
         name="config-text",
-        problem="Checkpoint.save_config: DictConfig.pretty is gone, OmegaConf.to_yaml does its work",
+        problem="Checkpoint.save_config: DictConfig.pretty was removed; OmegaConf.to_yaml replaces it",
         mmf_versions=RC10,
         library="omegaconf >= 2.1",
         edits=single_edit(
@@ -61,15 +61,15 @@ PATCHES = (
     ),
     Patch(
         name="demjson",
-        # mmfw passes no config_override; settings go into a file.
-        problem="mmf.utils.configuration: imports demjson, which no longer builds, for config_override alone",
+        # mmfw does not use config_override; it writes settings into a file.
+        problem="mmf.utils.configuration: imports demjson, which no longer builds, only for config_override",
         mmf_versions=RC10,
         library="demjson",
         edits=single_edit(_CONFIGURATION, "import demjson", "pass"),
     ),
     Patch(
         name="text-symlinks",
-        problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
+        problem="load_yaml: 15 Hateful Memes configurations are symlinks or, in some checkouts, text files",
         library="Windows",
         edits=tuple(
             Edit(

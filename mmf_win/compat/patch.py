@@ -1,7 +1,7 @@
-"""What a patch is, and how it changes what a module becomes when it is imported, without touching its file.
+"""Definition of patches, which change a module when it is imported, without changing its file.
 
-An :class:`Edit` is the means of choice inside MMF: the change reads as what it is, and it does not apply
-where somebody has already changed that text. :func:`call_after_import` calls a function with the module.
+Patches of MMF are preferably an :class:`Edit`: the change is easy to read, and it does not apply if the user
+has already changed that text. :func:`call_after_import` calls a function with the imported module.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Callback = Callable[[ModuleType], None]
 
 @dataclass(frozen=True)
 class Edit:
-    """Text to replace in a module's source as it is compiled, wherever it occurs.
+    """Text to replace everywhere in a module's source when it is compiled.
 
     Attributes:
-        module: dotted name.
-        old: what the file holds.
-        new: what is compiled instead; it has as many lines, so that tracebacks point at the right ones.
-        names: objects that ``new`` refers to, put among the module's globals before it runs.
+        module: Dotted name of the module.
+        old: Text in the file.
+        new: Text to compile instead, with the same number of lines, so that tracebacks show correct lines.
+        names: Objects that ``new`` refers to; added to the module's globals before it runs.
     """
 
     module: str
@@ -49,23 +49,23 @@ class Edit:
 
 
 def single_edit(module: str, old: str, new: str, **names: object) -> tuple[Edit, ...]:
-    """The edits of a patch that needs one."""
+    """Return the edits of a patch with only one edit."""
     return (Edit(module, old, new, names),)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One thing that an unmodified MMF needs in order to import and run today, or to be fast.
+    """One change that an unmodified MMF needs to run today, or to be fast.
 
     Attributes:
-        name: short, for a table.
-        problem: what goes wrong without it, and where, in one sentence.
-        mmf: the versions of MMF that it is for.
-        library: the other side of the matter, such as ``transformers >= 4.0``.
-        edits: in MMF's source, or in a library's; where there is none of the text, it is not needed.
-        after_import: by the name of a module, a function that is called with it once it is imported.
-        needed: whether the libraries that are installed need it.
-        speed: it only makes MMF faster.
+        name: Short name for a table.
+        problem: What goes wrong without it, and where, in one sentence.
+        mmf_versions: Versions of MMF that need it.
+        library: Library or system that causes the problem, such as ``transformers >= 4.0``.
+        edits: Edits of MMF or a library; if none of the texts occurs, the patch is not needed.
+        after_import: Module name → function that is called with the module after its import.
+        is_needed: Returns whether the installed libraries need it.
+        is_optimization: Whether it only makes MMF faster.
     """
 
     name: str
@@ -78,29 +78,29 @@ class Patch:
     is_optimization: bool = False
 
     def is_active(self, mmf_root: Path, mmf_version: str) -> bool:
-        """Whether this patch is for this MMF and needed here."""
+        """Return whether this MMF and the installed libraries need the patch."""
         if mmf_version not in self.mmf_versions or (self.edits and not self._edits_for(mmf_root)):
             return False
         return self.is_needed()
 
     def apply(self, mmf_root: Path) -> None:
-        """Make the change, or queue it for the import of the module."""
-        for each in self._edits_for(mmf_root):
-            _finder.edits.setdefault(each.module, []).append(each)
+        """Register the edits, and call the functions of imported modules or register them, too."""
+        for edit in self._edits_for(mmf_root):
+            _finder.edits.setdefault(edit.module, []).append(edit)
         for module, change in self.after_import.items():
             call_after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        return [each for each in self.edits if each.old in read_source(each.module, mmf_root)]
+        return [edit for edit in self.edits if edit.old in read_source(edit.module, mmf_root)]
 
 
 def source_lacks(module: str, text: str) -> Callable[[], bool]:
-    """Needed where the source of a library's ``module`` no longer contains ``text``."""
+    """Return a function for ``is_needed`` that tests whether a library's source does not contain ``text``."""
     return lambda: text not in read_source(module, Path())
 
 
 def call_after_import(module: str, callback: Callback) -> None:
-    """Call ``callback(module)`` right after the import of ``module``; now if it is imported already."""
+    """Call ``callback(module)`` after the import of ``module``, or now if it is already imported."""
     if module in sys.modules:
         callback(sys.modules[module])
     else:
@@ -108,7 +108,17 @@ def call_after_import(module: str, callback: Callback) -> None:
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace the function ``owner.name`` by the decorated one, which gets it as its first argument."""
+    """Return a decorator that replaces the function ``owner.name``.
+
+    The new function gets the old one as its first argument.
+
+    Args:
+        owner: Module or class.
+        name: Name of the function or method.
+
+    Returns:
+        The decorator.
+    """
     original = getattr(owner, name)
 
     def replace(function: Callable[..., Any]) -> None:
@@ -122,35 +132,40 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 def load_or_compute(folder_name: str, key: object, compute: Callable[[], Any]) -> Any:
-    """What ``make`` returns, such as code: something that ``marshal`` can store.
+    """Return the result of a function from a file cache, or call the function and cache its result.
 
-    It is made once for each ``repr`` of ``of``, which is all that it depends on, and kept in mmfw's own
-    folder ``kind``.
+    Args:
+        folder_name: Folder of the cache in mmfw's home.
+        key: Everything that the result depends on; its ``repr`` identifies the entry.
+        compute: Returns the result, which ``marshal`` must be able to store, such as a code object.
+
+    Returns:
+        The result.
     """
-    depends = repr((MAGIC_NUMBER, sys.flags.optimize, key)).encode()
-    path = mmfw_home() / folder_name / hashlib.sha256(depends).hexdigest()[:32]
+    full_key = repr((MAGIC_NUMBER, sys.flags.optimize, key)).encode()
+    path = mmfw_home() / folder_name / hashlib.sha256(full_key).hexdigest()[:32]
     with suppress(OSError):
         content = path.read_bytes()
-        digest, found = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        if hashlib.sha256(found).digest() == digest:
-            return marshal.loads(found)
-    made = compute()
+        digest, stored = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(stored).digest() == digest:
+            return marshal.loads(stored)
+    value = compute()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = marshal.dumps(made)
+        content = marshal.dumps(value)
         write_bytes(path, hashlib.sha256(content).digest() + content)
-    return made
+    return value
 
 
 def source_path(module: str, root: Path) -> Path | None:
-    """The source file of a module, whose top package is in ``root``; None where there is none."""
-    inside = root.joinpath(*module.split("."))
-    candidates = (inside / "__init__.py", inside.with_suffix(".py"))
+    """Return the source file of a module whose top-level package is in ``root``, or None."""
+    base_path = root.joinpath(*module.split("."))
+    candidates = (base_path / "__init__.py", base_path.with_suffix(".py"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_source(module: str, mmf_root: Path) -> str:
-    """The source of a module of MMF or a library, without importing it; empty where there is none."""
+    """Return the source of a module of MMF or a library without importing it; empty if it is missing."""
     top = module.partition(".")[0]
     spec = None if top.startswith("mmf") else find_spec(top)
     path = source_path(module, Path(spec.origin).parents[1] if spec and spec.origin else mmf_root)
@@ -158,7 +173,7 @@ def read_source(module: str, mmf_root: Path) -> str:
 
 
 class _PatchingLoader(SourceFileLoader):
-    """Compiles a module's source with its edits, runs it, and makes the calls that were queued for it."""
+    """Loader that compiles a module with its edits, runs it, and calls the registered functions."""
 
     def __init__(self, name: str, path: str, edits: Sequence[Edit], callbacks: Sequence[Callback]) -> None:
         super().__init__(name, path)
@@ -167,18 +182,18 @@ class _PatchingLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         if not self._edits:
             return super().get_code(fullname)
-        # Bytecode caches are bypassed, since they hold what the file has.
+        # Python's bytecode cache is bypassed, since it has the unchanged code.
         path = self.get_filename(fullname)
         text = decode_source(self.get_data(path))
-        for change in self._edits:
-            text = text.replace(change.old, change.new)
-        # What Python keeps of a file as it is in ``__pycache__``, we keep of one that was changed.
-        made: CodeType = load_or_compute("bytecode", (path, text), lambda: self.source_to_code(text, path))
-        return made
+        for edit in self._edits:
+            text = text.replace(edit.old, edit.new)
+        # This cache replaces ``__pycache__`` for the changed source.
+        code: CodeType = load_or_compute("bytecode", (path, text), lambda: self.source_to_code(text, path))
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
-        for change in self._edits:
-            vars(module).update(change.names)
+        for edit in self._edits:
+            vars(module).update(edit.names)
         super().exec_module(module)
         for callback in self._callbacks:
             callback(module)
@@ -195,9 +210,9 @@ class _Finder(MetaPathFinder):
         edits, callbacks = self.edits.get(fullname, []), self.callbacks.get(fullname, [])
         if not edits and not callbacks:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next(filter(None, found), None)
+        other_finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in other_finders)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.origin is not None:
             spec.loader = _PatchingLoader(fullname, spec.origin, edits, callbacks)
         return spec
@@ -207,5 +222,5 @@ _finder = _Finder()
 
 
 def install_finder() -> None:
-    """Put the finder of changes first."""
+    """Install the import finder that applies patches before all other finders."""
     sys.meta_path.insert(0, _finder)

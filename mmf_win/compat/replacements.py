@@ -1,9 +1,10 @@
-"""What MMF imports instead of packages that are gone or were never needed.
+"""Replacements for packages that MMF imports and that are discontinued or not needed.
 
-:class:`AdamW` is for ``transformers.optimization``, and Lightning's two classes for ``pytorch_lightning``.
+:class:`AdamW` replaces the one of ``transformers.optimization``, and the two Lightning classes those of
+``pytorch_lightning``.
 
-The rest is for ``torchtext.vocab``, as far as ``mmf.utils.vocab`` needs it for GloVe: torchtext ended with
-torch 2.3, and it downloads 2 GB without asking.
+The rest replaces the parts of ``torchtext.vocab`` that ``mmf.utils.vocab`` needs for GloVe: torchtext was
+discontinued with torch 2.3, and it downloads 2 GB without asking.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _GLOVE_DIMENSIONS = {
 
 
 class AdamW(torch.optim.AdamW):
-    """Adam with decoupled weight decay (arXiv:1711.05101), with the defaults MMF was written for.
+    """Adam with decoupled weight decay (arXiv:1711.05101) and the defaults that MMF expects.
 
-    MMF's configurations were tuned without weight decay and with eps 1e-6. torch's optimizer of the same name
-    decays by 0.01 by default.
+    MMF's configurations were tuned without weight decay and with eps 1e-6. The default weight decay of
+    ``torch.optim.AdamW`` is 0.01.
     """
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
@@ -39,30 +40,40 @@ class AdamW(torch.optim.AdamW):
 
 
 LightningModule = torch.nn.Module
-#: MMF's models and dataset builders use nothing else of Lightning's unless Lightning trains them.
+#: MMF's models and dataset builders use nothing else of Lightning unless Lightning trains them.
 LightningDataModule = object
 
 
-@lru_cache(maxsize=1)  # MMF asks for the same file twice in a row
-def GloVe(name: str, dim: int, *, cache: str) -> SimpleNamespace:
-    """GloVe vectors (https://nlp.stanford.edu/projects/glove/) from ``<cache>/glove.<name>.<dim>d.txt``.
+@lru_cache(maxsize=1)  # MMF loads the same file twice in a row
+def load_glove(name: str, dim: int, *, cache: str) -> SimpleNamespace:
+    """Load GloVe vectors (https://nlp.stanford.edu/projects/glove/).
 
-    In torchtext's terms, they have ``itos``: the words; ``stoi``: the row of each; ``vectors``: the rows.
-    Raises DatasetError where the file is damaged.
+    Args:
+        name: Name of the training corpus, such as ``6B``.
+        dim: Size of the vectors.
+        cache: Folder with the file ``glove.<name>.<dim>d.txt``.
+
+    Returns:
+        An object with torchtext's attributes ``itos`` (words), ``stoi`` (word → row) and ``vectors``
+        (float32 [words, dim]).
+
+    Raises:
+        DatasetError: The file is damaged.
     """
     path = Path(cache, f"glove.{name}.{dim}d.txt")
     rows: dict[str, np.ndarray] = {}
     try:
         with path.open("rb") as file:
             for line in file:
-                word, *numbers = line.rstrip().rsplit(b" ", dim)  # some words hold spaces
+                word, *numbers = line.rstrip().rsplit(b" ", dim)  # some words contain spaces
                 rows[word.decode("utf-8", "replace")] = np.array(numbers, dtype=np.float32)
         vectors = torch.from_numpy(np.stack(list(rows.values())))
-    except ValueError as error:  # not a number, not as many as in other lines, no line at all
-        raise DatasetError(f"{path} is damaged: {error}", hint="unpack it again") from error
+    except ValueError as error:  # an invalid number, a line of another length, or an empty file
+        raise DatasetError(f"{path}: damaged: {error}", hint="unpack the file again") from error
     words = list(rows)
     return SimpleNamespace(itos=words, stoi={word: row for row, word in enumerate(words)}, vectors=vectors)
 
 
 _GLOVE_VARIANTS = ((name, dim) for name, dims in _GLOVE_DIMENSIONS.items() for dim in dims)
-pretrained_aliases = {f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dim in _GLOVE_VARIANTS}
+pretrained_aliases = {f"glove.{name}.{dim}d": partial(load_glove, name, dim) for name, dim in _GLOVE_VARIANTS}
+GloVe = load_glove  # torchtext's name

@@ -1,4 +1,4 @@
-"""Patches for torch and what is built on it: torchvision, torchaudio, torchtext and Lightning."""
+"""Patches for torch, torchvision, torchaudio, torchtext and Lightning."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LIGHTNING_USERS = (
 
 
 def _is_torchvision_mismatched() -> bool:
-    """Whether torchvision was built for another torch, such as one with CUDA."""
+    """Return whether torchvision was built for another torch, such as one with CUDA."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None or find_spec("torch") is None:
         return False
     import torch
 
-    # The very call with which torchvision.extension loads them; a second call does nothing.
+    # The same call as in torchvision.extension; a second call does nothing.
     files = (Path(spec.origin).with_name(f"_C{suffix}") for suffix in EXTENSION_SUFFIXES)
     library = next(filter(Path.is_file, files), None)
     try:
@@ -44,7 +44,7 @@ PATCHES = (
         name="torchvision-operators",
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
-        # It only tells torch.compile shapes of operators that are not there. Models and transforms need none.
+        # The module only tells torch.compile the shapes of the missing operators, which MMF does not need.
         after_import={
             "torch": lambda _: sys.modules.update({_META_REGISTRATIONS: ModuleType(_META_REGISTRATIONS)})
         },
@@ -52,7 +52,7 @@ PATCHES = (
     ),
     Patch(
         name="torchaudio",
-        problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
+        problem="TorchvisionTransforms: imports torchaudio to look up a transform that MMF itself has",
         mmf_versions=RC12,
         library="torchaudio",
         edits=single_edit(
@@ -63,7 +63,7 @@ PATCHES = (
     ),
     Patch(
         name="torchtext",
-        problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
+        problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of vectors",
         library="torchtext",
         edits=single_edit(
             "mmf.utils.vocab",
@@ -89,14 +89,14 @@ PATCHES = (
         edits=single_edit(
             "mmf.trainers.base_trainer",
             "torch.autograd.set_detect_anomaly(True)",
-            # The key that 1.0.0rc12 has.
+            # Key of 1.0.0rc12.
             'torch.autograd.set_detect_anomaly(self.training_config.get("detect_anomaly", False))',
         ),
         is_optimization=True,
     ),
     Patch(
         name="cuda-calls",
-        problem="visual_bert, vilbert, embeddings: .cuda() is called even where there is no GPU",
+        problem="visual_bert, vilbert, embeddings: call .cuda() even without a GPU",
         mmf_versions=RC10,
         library="a computer without CUDA",
         edits=tuple(

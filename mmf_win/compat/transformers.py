@@ -1,4 +1,4 @@
-"""Patches for what transformers moved or removed."""
+"""Patches for modules, classes and functions that transformers moved or removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_
 
 
 class _OldNameFinder(MetaPathFinder, Loader):
-    """Finds a model's module by its name in transformers 3; it comes last, after all other finders."""
+    """Import finder for the names that model modules had in transformers 3; it is the last finder."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         old = _OLD_NAME.fullmatch(fullname)
@@ -28,8 +28,8 @@ class _OldNameFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if is_model else None
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system hands out whatever is in sys.modules after this call; a module given out by
-        # create_module would have its own __spec__ overwritten by the alias's.
+        # The import system returns the entry of sys.modules after this call. If create_module returned the
+        # real module, its __spec__ would be overwritten by that of the alias.
         name = _OLD_NAME.sub(r"transformers.models.\2.\1", module.__name__)
         sys.modules[module.__name__] = import_module(name)
 
@@ -40,10 +40,8 @@ def _add_transpose_for_scores(module: ModuleType) -> None:
 
 
 def forbid_remote_code() -> None:
-    """Let transformers run no code that comes with a model, in a folder or from the hub.
-
-    All such code is imported by one function, whatever asks for it: a configuration, a model, a tokenizer.
-    """
+    """Prevent transformers from running code that comes with a model, in a folder or from the hub."""
+    # One function imports all such code, for a configuration, a model or a tokenizer.
     call_after_import(
         "transformers.dynamic_module_utils",
         lambda module: setattr(module, "get_class_in_module", _raise_remote_code_error),
@@ -53,20 +51,20 @@ def forbid_remote_code() -> None:
 def _raise_remote_code_error(
     class_name: str, module_path: str | PathLike[str], **options: object
 ) -> NoReturn:
-    message = f"{module_path}: not run, since it is code that comes with a model ({class_name})"
+    message = f"{module_path}: code that comes with a model was not run ({class_name})"
     raise DataError(message, hint="if you trust it, repeat the command with --trust")
 
 
 PATCHES = (
     Patch(
         name="transformers-names",
-        problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
+        problem="encoders, embeddings and every BERT model: transformers.modeling_bert and others moved",
         library="transformers >= 4.0",
         after_import={"transformers": lambda _: sys.meta_path.append(_OldNameFinder())},
     ),
     Patch(
         name="transformers-import",
-        problem="mmf/__init__: imports every model of transformers to rename a few, which takes long",
+        problem="mmf/__init__: imports every model of transformers to rename a few, which is slow",
         mmf_versions=RC12,
         library="transformers >= 4.0",
         edits=single_edit("mmf", "\npatch_transformers()\n", "\npass\n"),
@@ -84,7 +82,7 @@ PATCHES = (
     ),
     Patch(
         name="bert-layer-norm",
-        problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
+        problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it was always torch's",
         mmf_versions=RC10,
         library="transformers >= 3.1",
         after_import={_BERT: lambda module: setattr(module, "BertLayerNorm", module.nn.LayerNorm)},
@@ -99,7 +97,7 @@ PATCHES = (
     ),
     Patch(
         name="lxmert-cross-attention",
-        problem="LXMERT: BertSelfAttention has lost encoder_attention_mask; attention_mask takes its place",
+        problem="LXMERT: BertSelfAttention no longer has encoder_attention_mask, only attention_mask",
         mmf_versions=RC12,
         library="transformers >= 4.54",
         edits=single_edit(
