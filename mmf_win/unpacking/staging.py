@@ -238,7 +238,7 @@ def shared_read_lock(root: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.ENOLCK:
                 raise
-            _log.warning("%s: %s; do not change the files during this command", error.filename, error.strerror)
+            _log.warning("%s: %s; do not change files during this command", error.filename, error.strerror)
         yield
 
 
