@@ -94,9 +94,7 @@ class Staging:
             for old, new in reversed(applied_renames):
                 if new.name.endswith(_COPY_SUFFIX) and os.path.lexists(old):
                     remove_tree(old)  # may already be partly removed
-                rename(
-                    new, old
-                )  # if this fails, `installing` stays, and the next process completes the moves
+                rename(new, old)  # if this fails, `installing` stays; the next process completes the moves
             remove(self._moves_file)
             raise
         remove(self._moves_file)

@@ -74,4 +74,4 @@ def test_code_in_a_models_folder_runs_only_where_it_is_trusted(
     assert marker.exists() == trusted, done.stderr
     refused = f"{DataError.__module__}.DataError: "
     assert (refused in done.stderr) == (not trusted), done.stderr
-    assert ("comes with a model (Own)" in done.stderr) == (not trusted)
+    assert ("comes with a model was not run (Own)" in done.stderr) == (not trusted)

@@ -171,7 +171,7 @@ def test_arrays_with_other_dtypes_are_rejected(kind: str, tmp_path: Any) -> None
         load_npy((tmp_path / "a.npy").read_bytes())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory limits are only tested on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs memory limits, which Windows does not have")
 def test_lack_of_memory_is_reported_as_such(user_dir: Path) -> None:
     pytest.importorskip("lmdb")
     child = subprocess.run([sys.executable, "-c", _STARVED, str(user_dir)], capture_output=True, text=True)
