@@ -160,10 +160,7 @@ def print_json(value: object, *, on_one_line: bool = False) -> None:
     Paths become text, and :func:`format_utc_time` formats each :class:`Timestamp`. The output is ASCII, since
     a Windows pipe may not accept UTF-8.
     """
-    print(
-        json.dumps(_format_timestamps(value), indent=None if on_one_line else 2, default=os.fspath),
-        flush=True,
-    )
+    print(json.dumps(_format_timestamps(value), indent=None if on_one_line else 2, default=os.fspath), flush=True)
 
 
 def _format_timestamps(value: Any) -> Any:
@@ -171,21 +168,14 @@ def _format_timestamps(value: Any) -> Any:
         return format_utc_time(value)
     if isinstance(value, (list, tuple)):
         return [_format_timestamps(entry) for entry in value]
-    return (
-        {key: _format_timestamps(entry) for key, entry in value.items()}
-        if isinstance(value, Mapping)
-        else value
-    )
+    return {key: _format_timestamps(entry) for key, entry in value.items()} if isinstance(value, Mapping) else value
 
 
 def print_settings(settings: dict[str, Any], as_json: bool) -> None:
     """Print a settings tree to stdout as JSON or YAML, in ASCII."""
     from yaml import safe_dump
 
-    print(
-        json.dumps(settings, indent=2) if as_json else safe_dump(settings, sort_keys=False).rstrip(),
-        flush=True,
-    )
+    print(json.dumps(settings, indent=2) if as_json else safe_dump(settings, sort_keys=False).rstrip(), flush=True)
 
 
 def format_size(byte_count: float) -> str:
@@ -234,9 +224,7 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{amount} {unit}" for unit, amount in parts.items() if amount) or "0 s"
 
 
-def format_table(
-    header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()
-) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
     """Format a table with columns aligned by spaces.
 
     Numbers are right-aligned, and ``None`` is shown as ``-``. If the terminal is too narrow, optional columns
@@ -250,10 +238,7 @@ def format_table(
     Returns:
         The lines of the table, without a line end after the last one.
     """
-    cells = [
-        [_format_cell(name) for name in header],
-        *([_format_cell(value) for value in row] for row in rows),
-    ]
+    cells = [[_format_cell(name) for name in header], *([_format_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     max_width = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if _is_terminal() else sum(widths)
     if sum(widths) > max_width and optional:
@@ -262,8 +247,7 @@ def format_table(
         return format_table([header[i] for i in kept], kept_rows, optional=optional[1:])
     is_numeric = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
     min_widths = [
-        max(len(row[i]) for row in cells[1:]) if is_numeric[i] else _MIN_COLUMN_WIDTH
-        for i in range(len(header))
+        max(len(row[i]) for row in cells[1:]) if is_numeric[i] else _MIN_COLUMN_WIDTH for i in range(len(header))
     ]
     min_widths[0] = widths[0]
     while sum(widths) > max_width and (foldable := [i for i, w in enumerate(widths) if w > min_widths[i]]):
@@ -315,17 +299,13 @@ class Progress:
         self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
         self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}
         self._start = time.monotonic()
-        self._next_line = (
-            float("inf") if _progress_hidden.get() else self._start + self._PLAIN_INTERVAL_SECONDS
-        )
+        self._next_line = float("inf") if _progress_hidden.get() else self._start + self._PLAIN_INTERVAL_SECONDS
 
     def __enter__(self) -> Progress:
         if _stderr.isatty() and not _progress_hidden.get():
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                desc=self._title, dynamic_ncols=True, leave=self._leave, file=_stderr, **self._scale
-            )
+            self._bar = tqdm(desc=self._title, dynamic_ncols=True, leave=self._leave, file=_stderr, **self._scale)
             _bars.append(self._bar)
         return self
 

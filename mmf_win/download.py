@@ -127,9 +127,7 @@ def _fetch_remaining(url: str, part: Path, title: str) -> None:
     """Request the missing bytes and append them to ``part``."""
     offset = _received_bytes(part)
     try:
-        with _open_url(
-            url, "GET", TIMEOUT_SECONDS, **({"Range": f"bytes={offset}-"} if offset else {})
-        ) as response:
+        with _open_url(url, "GET", TIMEOUT_SECONDS, **({"Range": f"bytes={offset}-"} if offset else {})) as response:
             if response.headers.get_content_type() == "text/html":
                 hint = "open the URL in a browser; it may lead to a login page or the page of a proxy"
                 raise MmfEnvironmentError(f"{url}: the server sent a web page, not the file", hint=hint)

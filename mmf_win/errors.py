@@ -33,9 +33,7 @@ class MmfwError(Exception):
     exit_code: ClassVar[int] = 1
     hint: str | None = None
 
-    def __init__(
-        self, message: str, *, hint: str | None = None, log: Path | None = None, prefix: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, log: Path | None = None, prefix: str = "") -> None:
         super().__init__(f"{prefix} {message}" if prefix else message)
         self.prefix, self.reason = prefix, message
         self.hint = hint or self.hint
@@ -165,9 +163,5 @@ class StoppedByUserError(MmfwError):
 if not TYPE_CHECKING:
     __getattr__ = deprecated_aliases(
         __name__,
-        {
-            "MmfError": "MmfEnvironmentError",
-            "NoRun": "RunNotFoundError",
-            "UnreadableImage": "UnreadableImageError",
-        },
+        {"MmfError": "MmfEnvironmentError", "NoRun": "RunNotFoundError", "UnreadableImage": "UnreadableImageError"},
     )

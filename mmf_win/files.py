@@ -29,9 +29,7 @@ _WRITE_FAILURE_ERRNOS = {errno.EBADF, errno.EINVAL, errno.EIO}
 #: Start of messages, also of locking.py, about operations that a disk does not support.
 _UNSUPPORTED_PREFIX = "cannot be "
 _MEMORY_HINT = "close other programs or raise the memory limit, and run the same command again"
-_OTHER_DISK_HINT = (
-    "use another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
-)
+_OTHER_DISK_HINT = "use another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
 _ERRNO_HINTS = (
     ({errno.EFBIG}, "check the file size limits of the shell (`ulimit -f`) and of the file system"),
     ({errno.ENOMEM}, _MEMORY_HINT),

@@ -68,16 +68,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
     It uses UTF-8 mode, since lmdb cannot open names that the locale cannot encode; the C locale only has
     ASCII.
     """
-    return [
-        sys.executable,
-        "-X",
-        "utf8",
-        "-c",
-        _RUN_MODULE_SCRIPT,
-        str(Path(__file__).parents[1]),
-        module,
-        *arguments,
-    ]
+    return [sys.executable, "-X", "utf8", "-c", _RUN_MODULE_SCRIPT, str(Path(__file__).parents[1]), module, *arguments]
 
 
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:
@@ -97,9 +88,7 @@ def make_portable(folder: Path) -> list[tuple[Path, Path]]:
     targets = [new for _, new in renames]
     for old, new in renames:
         if new.exists() or targets.count(new) > 1:
-            raise DataError(
-                f"{old}: cannot be renamed to {new.name}, which exists", hint="rename one of them"
-            )
+            raise DataError(f"{old}: cannot be renamed to {new.name}, which exists", hint="rename one of them")
     for old, new in renames:
         old.rename(new)
     return renames

@@ -144,10 +144,7 @@ class Predictor:
         """Return the probabilities up to the first invalid pair, and its error or that of ``pairs``."""
         rows: list[dict[str, Any]] = []
         first_error: Exception | None = None
-        with (
-            _translate_os_errors(),
-            TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as temp_dir,
-        ):
+        with _translate_os_errors(), TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as temp_dir:
             try:
                 for pair in pairs:
                     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -163,9 +160,7 @@ class Predictor:
             reply = self._model.predict_rows(rows) if rows else {"probas": [], "error": None}
             if reply["error"]:
                 name, message, hint = reply["error"]
-                first_error = getattr(errors, name, MmfEnvironmentError)(
-                    _hide_temp_paths(message, temp_dir), hint=hint
-                )
+                first_error = getattr(errors, name, MmfEnvironmentError)(_hide_temp_paths(message, temp_dir), hint=hint)
         return reply["probas"], first_error
 
 
@@ -291,7 +286,5 @@ def _image_file(image: object, temp_file: Path) -> Path:
 
 def _hide_temp_paths(message: str, temp_dir: str) -> str:
     """Replace paths of temporary files in an error message; Python's messages may double backslashes."""
-    spellings = (
-        re.escape(form) for form in (temp_dir, temp_dir.replace("\\", "\\\\"), Path(temp_dir).as_posix())
-    )
+    spellings = (re.escape(form) for form in (temp_dir, temp_dir.replace("\\", "\\\\"), Path(temp_dir).as_posix()))
     return re.sub(rf"({'|'.join(spellings)})[\\/]+\d+", lambda _: _IMAGE_LABEL, message)

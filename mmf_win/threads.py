@@ -46,9 +46,7 @@ class ThreadGroup(Generic[T]):
         self.advance(0)
         self._results.append(result)
 
-    def run(
-        self, jobs: Sequence[Callable[[], object]], progress: AdvanceCallback
-    ) -> Generator[T, None, None]:
+    def run(self, jobs: Sequence[Callable[[], object]], progress: AdvanceCallback) -> Generator[T, None, None]:
         """Run each job in a thread and yield the reported results.
 
         All threads have ended when this generator ends: because all jobs are done, a job failed, the caller

@@ -47,9 +47,7 @@ def measure_command(command: Sequence[str | Path], *, cwd: Path | None = None, *
     argv = [str(word) for word in command]
     with tempfile.TemporaryFile() as output:
         start = time.perf_counter()
-        child = subprocess.Popen(
-            argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        child = subprocess.Popen(argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -83,9 +81,7 @@ def format_ratio(base: Iterable[float], values: Iterable[float]) -> str:
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print the load of the machine and a Markdown table, whose first column has the names of the rows."""
-    print(
-        f"\nLoad: {os.getloadavg()[0]:.1f}\n\n| {' | '.join((title, *header))} |\n|---|{'--:|' * len(header)}"
-    )
+    print(f"\nLoad: {os.getloadavg()[0]:.1f}\n\n| {' | '.join((title, *header))} |\n|---|{'--:|' * len(header)}")
     for row in rows:
         print(f"| {' | '.join(row)} |", flush=True)
 

@@ -15,9 +15,7 @@ def main(arguments: list[str]) -> int:
     if "--setup-only" in arguments and len(arguments) > 1:
         sys.exit("--setup-only cannot be combined with arguments of the demo.")
     venv = Venv(".venv", ["train"], cpu_torch=True)
-    _print_step(
-        "1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes"
-    )
+    _print_step("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure_installed()
     _print_step("2 of 3: MMF: less than 1 MB to download, a few seconds")
     code = venv.run("mmfw", "setup").returncode

@@ -169,9 +169,7 @@ class _ChangeFinder:
             yield "not", self._start(node), self._start(node.operand), ""
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             if not (_is_text(node.left) or _is_text(node.right)):
-                yield from self._find_operator_change(
-                    node.left, node.right, _ARITHMETIC[type(node.op)], "arithmetic"
-                )
+                yield from self._find_operator_change(node.left, node.right, _ARITHMETIC[type(node.op)], "arithmetic")
         elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
             new = not node.value if isinstance(node.value, bool) else node.value + 1
             yield "constant", self._start(node), self._end(node), repr(new)
@@ -182,9 +180,7 @@ class _ChangeFinder:
         """Yield the changes of a statement."""
         if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
             if not _is_text(node.value):
-                yield from self._find_operator_change(
-                    node.target, node.value, _ARITHMETIC[type(node.op)], "arithmetic"
-                )
+                yield from self._find_operator_change(node.target, node.value, _ARITHMETIC[type(node.op)], "arithmetic")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             if not self._is_excluded(node.value):
                 yield "no-call", self._start(node), self._end(node), "pass"
@@ -217,9 +213,7 @@ class _ChangeFinder:
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
-    )
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
 
 
 def _is_type(node: ast.AST) -> bool:

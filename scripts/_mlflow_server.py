@@ -24,24 +24,11 @@ def run_mlflow_server(folder: Path) -> Iterator[None]:
     address = f"http://127.0.0.1:{port}"
     names = {"MMFW_TRACK": "mlflow", "MLFLOW_EXPERIMENT_NAME": folder.name, "MLFLOW_TRACKING_URI": address}
     os.environ.update(names)
-    options = [
-        "server",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        "--backend-store-uri",
-        f"sqlite:///{folder / 'db'}",
-    ]
+    options = ["server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'db'}"]
     with (folder / "mlflow.txt").open("wb") as log:
         command = [PYTHON, "-m", "mlflow", *options]
-        environ = {
-            **os.environ,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        }  # not needed
-        process = subprocess.Popen(
-            command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
-        )
+        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # not needed
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
         while process.poll() is None and not _is_healthy(address):
             time.sleep(0.1)

@@ -86,9 +86,7 @@ class Venv:
             # since some packages contain files that are not valid Python.
             print("Compiling it to bytecode:", flush=True)
             compiling = [self.program_path("python"), "-m", "compileall", "-qq", "-j", "0"]
-            run_command(
-                [*compiling, str(self.path), str(ROOT / "mmf_win")], watched_folder=self.path, may_fail=True
-            )
+            run_command([*compiling, str(self.path), str(ROOT / "mmf_win")], watched_folder=self.path, may_fail=True)
         stamp.write_text("\n".join([python, self._requirements_hash(), " ".join(extras)]), encoding="utf-8")
 
     def run(
@@ -139,9 +137,7 @@ class Venv:
             if process.poll() is None:
                 process.terminate()
 
-    def _start(
-        self, command: Sequence[str], environ: Mapping[str, str], *, quiet: bool
-    ) -> subprocess.Popen[str]:
+    def _start(self, command: Sequence[str], environ: Mapping[str, str], *, quiet: bool) -> subprocess.Popen[str]:
         environment = {**os.environ, **environ}
         if not self.compile_bytecode:
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -174,9 +170,7 @@ class Venv:
         return content.hexdigest()
 
 
-def run_command(
-    command: Sequence[str], *, watched_folder: Path | None = None, may_fail: bool = False
-) -> None:
+def run_command(command: Sequence[str], *, watched_folder: Path | None = None, may_fail: bool = False) -> None:
     """Run a command in the checkout; if it fails, exit with a message.
 
     While it runs, print the size of ``watched_folder`` and of pip's downloads every few seconds.

@@ -91,9 +91,7 @@ def image_sizes(total: int) -> list[int]:
 
 def pack_folder(archive: Path, folder: Path, *command: str) -> Path:
     """Pack a folder by ``command`` and return the archive."""
-    subprocess.run(
-        [*command, str(archive), folder.name], cwd=folder.parent, check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run([*command, str(archive), folder.name], cwd=folder.parent, check=True, stdout=subprocess.DEVNULL)
     return archive
 
 
@@ -114,8 +112,7 @@ def bench_zip(work: Path, disk: Path, runs: int) -> None:
         require_equal_folders(folder, out / folder.name)
         contestants = {name: make_extraction(program, archive, out) for name, program in programs.items()}
         costs = measure_after_warmup(
-            contestants | {"mmfw, not encrypted: the limit": make_extraction(mmfw_extractor, plain, out)},
-            runs,
+            contestants | {"mmfw, not encrypted: the limit": make_extraction(mmfw_extractor, plain, out)}, runs
         )
         slow, times = (
             make_extraction(python_extractor(_ZIPFILE_CODE), tiny, out)(),
@@ -132,13 +129,9 @@ def bench_zip(work: Path, disk: Path, runs: int) -> None:
 def bench_aes(work: Path, _disk: Path, runs: int) -> None:
     """Compare extractions of WinZip's AES-256."""
     folder = make_files(work / "aes", image_sizes(400 * MB))
-    archive = pack_folder(
-        work / "aes.zip", folder, "7z", "a", "-tzip", "-mx=1", "-mem=AES256", f"-p{PASSWORD}"
-    )
+    archive = pack_folder(work / "aes.zip", folder, "7z", "a", "-tzip", "-mx=1", "-mem=AES256", f"-p{PASSWORD}")
     programs = {name: PROGRAMS[name] for name in ("7z", "**mmfw**")}
-    contestants = {
-        name: make_extraction(program, archive, work / "out") for name, program in programs.items()
-    }
+    contestants = {name: make_extraction(program, archive, work / "out") for name, program in programs.items()}
     print_costs("400 MB with AES-256 on tmpfs", measure_after_warmup(contestants, runs))
 
 
@@ -151,9 +144,7 @@ def bench_7z(work: Path, _disk: Path, runs: int) -> None:
         "**mmfw**, hash included": mmfw_extractor,
         "mmfw, no hash": python_extractor(_MMFW_CODE, "unhashed"),
     }
-    contestants = {
-        name: make_extraction(program, archive, work / "out") for name, program in programs.items()
-    }
+    contestants = {name: make_extraction(program, archive, work / "out") for name, program in programs.items()}
     print_costs("100 MB in a 7z on tmpfs", measure_after_warmup(contestants, runs))
 
 
@@ -174,10 +165,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="zip|aes|7z", help="all if none")
     options = parser.parse_args()
     for table in options.tables or _TABLES:
-        with (
-            tempfile.TemporaryDirectory(dir=TMPFS) as work,
-            tempfile.TemporaryDirectory(dir=DISK) as disk,
-        ):
+        with tempfile.TemporaryDirectory(dir=TMPFS) as work, tempfile.TemporaryDirectory(dir=DISK) as disk:
             _TABLES[table](Path(work), Path(disk), options.runs)
 
 

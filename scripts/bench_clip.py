@@ -15,34 +15,15 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from _bench import (
-    MMFW,
-    PYTHON,
-    format_ratio,
-    format_spread,
-    make_parser,
-    measure_command,
-    print_table,
-    run_in_turn,
-)
+from _bench import MMFW, PYTHON, format_ratio, format_spread, make_parser, measure_command, print_table, run_in_turn
 
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 
 UPDATES_PER_EPOCH = 7  # an epoch of 400 memes in batches of 64
-TEXT_SIZES = {
-    "hidden_size": 512,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "intermediate_size": 2048,
-}
-VISION_SIZES = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-}
+TEXT_SIZES = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048}
+VISION_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 SMALL_SIZES = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
 WRITE_CLIP_CODE = """
 import json, sys
@@ -73,9 +54,7 @@ def main() -> None:
             arguments = (*arguments, "training.evaluation_interval=1000", "training.checkpoint_interval=1000")
             model = f"model_config.clip.clip_model_name={clip}"
             folders = (*data, "--save-dir", demo.save_dir)
-            measure_command(
-                [*MMFW, "train", "clip_b32", model, *arguments, *folders], MMF_CACHE_DIR=str(cache)
-            )
+            measure_command([*MMFW, "train", "clip_b32", model, *arguments, *folders], MMF_CACHE_DIR=str(cache))
             events = read_events(lookup.find_run(demo.save_dir, "clip_b32").events)
             times = [each["t"] for each in events if each["kind"] in ("train_started", "train")]
             return [end - start for start, end in pairwise(times)][:3]
@@ -92,9 +71,7 @@ def main() -> None:
         "**later epochs: outputs in memory**": [s for each in results.values() for e in each for s in e[1:]],
     }
     print_table(
-        "400 memes",
-        ("s", "×"),
-        [(title, format_spread(s), format_ratio(first, s)) for title, s in rows.items()],
+        "400 memes", ("s", "×"), [(title, format_spread(s), format_ratio(first, s)) for title, s in rows.items()]
     )
 
 

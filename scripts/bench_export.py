@@ -33,17 +33,7 @@ def main() -> None:
         measure_command([*MMFW, "train", folder / "bench.yaml", "--trust", *folders])
         for model_name, arguments in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():
             measure_command(
-                [
-                    *MMFW,
-                    "export",
-                    "-o",
-                    folder / model_name,
-                    "--split",
-                    SPLIT,
-                    "--trust",
-                    *arguments,
-                    *folders,
-                ]
+                [*MMFW, "export", "-o", folder / model_name, "--split", SPLIT, "--trust", *arguments, *folders]
             )
         rows = read_annotations(dataset.annotation_file(SPLIT))
         table = dataset.images / "rows.jsonl"  # the images are relative to its folder
@@ -57,9 +47,7 @@ def main() -> None:
         def exported_contestant(exported: str, *arguments: str | Path) -> Callable[[], Cost]:
             return lambda: measure_command([PYTHON, folder / exported / "run.py", *arguments, "-o", csv])
 
-        many = mmfw_contestant(
-            "--split", SPLIT, "--no-report", "--precision", "fp32", "-o", folder / "predicted"
-        )
+        many = mmfw_contestant("--split", SPLIT, "--no-report", "--precision", "fp32", "-o", folder / "predicted")
         contestants = {"`mmfw predict`": many, "run.py, int8": exported_contestant("int8", table)}
         contestants |= {
             "**run.py**": exported_contestant("model", table)
@@ -67,10 +55,7 @@ def main() -> None:
         print_costs(f"{len(rows)} memes", measure_after_warmup(contestants, options.runs))
         exported_probas = {row.id: row.proba for row in read_predictions(csv)}
         expected = read_predictions(next((folder / "predicted").glob("*.csv")))
-        contestants = {
-            "`mmfw predict`": mmfw_contestant(*one),
-            "**run.py**": exported_contestant("model", *one),
-        }
+        contestants = {"`mmfw predict`": mmfw_contestant(*one), "**run.py**": exported_contestant("model", *one)}
         print_costs("one meme", measure_after_warmup(contestants, options.runs))
         timings = json.loads((folder / "int8" / "model.json").read_text(encoding="utf-8"))["int8"]
     difference = max(abs(row.proba - exported_probas[row.id]) for row in expected)

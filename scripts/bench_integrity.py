@@ -96,15 +96,10 @@ def main() -> None:
     parser = make_parser(__doc__, runs=5)
     parser.add_argument("--size", type=int, default=400, help="of data.mdb in MB")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(dir=TMPFS) as tmpfs,
-        tempfile.TemporaryDirectory(dir=DISK) as disk,
-    ):
+    with tempfile.TemporaryDirectory(dir=TMPFS) as tmpfs, tempfile.TemporaryDirectory(dir=DISK) as disk:
         work, out = Path(tmpfs), Path(tmpfs, "out")
         make_files(work / "features" / "extras", 100 * [20_000])
-        measure_command(
-            [PYTHON, "-c", _WRITE_FEATURES_CODE, work / "features" / "data.mdb", str(options.size * MB)]
-        )
+        measure_command([PYTHON, "-c", _WRITE_FEATURES_CODE, work / "features" / "data.mdb", str(options.size * MB)])
         archive = work / "features.tar.gz"
         measure_command(["tar", "czf", archive, "-C", work / "features", "."])
         shutil.rmtree(work / "features")

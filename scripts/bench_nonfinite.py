@@ -66,10 +66,7 @@ def main() -> None:
     print_table(
         "",
         header,
-        [
-            ("without", format_spread(without), ""),
-            ("as mmfw trains", format_spread(with_replay_times), ratio),
-        ],
+        [("without", format_spread(without), ""), ("as mmfw trains", format_spread(with_replay_times), ratio)],
     )
 
 

@@ -49,9 +49,7 @@ def main() -> None:
         mmf_predictions = [read_predictions(file) for file in folder.glob("by-mmf-*/*.csv")]
         mmfw_predictions = [read_predictions(file) for file in run.reports.glob(f"*_{SPLIT}_*.csv")]
     by_id = {row.id: row.proba for row in mmf_predictions[0]}
-    difference = max(
-        abs(row.proba - by_id[row.id]) for rows in (*mmf_predictions, *mmfw_predictions) for row in rows
-    )
+    difference = max(abs(row.proba - by_id[row.id]) for rows in (*mmf_predictions, *mmfw_predictions) for row in rows)
     print(f"\nThe probabilities differ by {difference:.1e} at most.")
 
 
@@ -60,9 +58,7 @@ def write_repeated_split(dataset: DatasetPaths, rows: int) -> None:
     lines = dataset.annotation_file("test_unseen").read_text(encoding="utf-8").splitlines()
     memes = [json.loads(line) for line in lines]
     repeated = [{**memes[number % len(memes)], "id": 100_000 + number} for number in range(rows)]
-    dataset.annotation_file(SPLIT).write_text(
-        "".join(json.dumps(row) + "\n" for row in repeated), encoding="utf-8"
-    )
+    dataset.annotation_file(SPLIT).write_text("".join(json.dumps(row) + "\n" for row in repeated), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -48,11 +48,7 @@ def measure_predictor(save: Path, pairs: list[tuple[Path, str]]) -> PredictorTim
     """Create a predictor and predict all memes: one by one from paths, from bytes, and in batches."""
     start = time.perf_counter()
     with Predictor("bench", save_dir=save, cpu=True, trust=True) as predictor:
-        ready, worker_ms, predict_rows = (
-            time.perf_counter() - start,
-            list[float](),
-            predictor._model.predict_rows,
-        )
+        ready, worker_ms, predict_rows = (time.perf_counter() - start, list[float](), predictor._model.predict_rows)
 
         def predict_and_record(rows: list[dict[str, Any]]) -> dict[str, Any]:
             reply = predict_rows(rows)
@@ -67,9 +63,7 @@ def measure_predictor(save: Path, pairs: list[tuple[Path, str]]) -> PredictorTim
         contents = [(path.read_bytes(), text) for path, text in pairs]
         by_content = [measure_ms(partial(predictor.predict, *pair)) for pair in contents]
         many = measure_ms(lambda: list(predictor.predict_many(pairs)), len(pairs))
-    return PredictorTimes(
-        ready, statistics.median(by_path), worker, rest, statistics.median(by_content), many
-    )
+    return PredictorTimes(ready, statistics.median(by_path), worker, rest, statistics.median(by_content), many)
 
 
 def main() -> None:
@@ -80,9 +74,7 @@ def main() -> None:
         dataset, save = make_small_preset(folder, options), folder / "save"
         folders = ("--data-dir", folder / "data", "--save-dir", save)
         measure_command([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *folders])
-        pairs = [
-            (dataset.images / row.img, row.text) for row in read_annotations(dataset.annotation_file(SPLIT))
-        ]
+        pairs = [(dataset.images / row.img, row.text) for row in read_annotations(dataset.annotation_file(SPLIT))]
         image, text = pairs[0]
         one = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *folders]
         measure_predictor(save, pairs[:1])  # warm-up: compiles modules and fills the disk cache
@@ -90,16 +82,11 @@ def main() -> None:
         command_seconds = run_in_turn({"": lambda: measure_command(one).wall}, options.runs)[""]
     ready, path, worker, rest, content, many = zip(*times, strict=True)
 
-    columns = {
-        "`mmfw predict --image`": [1000 * value for value in command_seconds],
-        "**Predictor**, a path": path,
-    }
+    columns = {"`mmfw predict --image`": [1000 * value for value in command_seconds], "**Predictor**, a path": path}
     columns |= {"of that, the worker": worker, "of that, all else": rest}
     columns |= {"Predictor, bytes": content, "Predictor, a meme of 8 at once": many}
     print_table(
-        f"{len(pairs)} memes",
-        ("ms",),
-        [(name, format_spread(values, ".1f")) for name, values in columns.items()],
+        f"{len(pairs)} memes", ("ms",), [(name, format_spread(values, ".1f")) for name, values in columns.items()]
     )
     print(f"\nSeconds until a predictor is ready: {format_spread(ready, '.1f')}")
 

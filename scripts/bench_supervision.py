@@ -155,20 +155,9 @@ def main() -> None:
     rows = []
     for name, costs in results.items():
         wall, cpu, around, hooks = zip(*costs, strict=True)
-        shares = (
-            [100 * part / whole for part, whole in zip(parts, cpu, strict=True)] for parts in (around, hooks)
-        )
-        rows.append(
-            [
-                name,
-                format_spread(wall),
-                format_spread(cpu),
-                *(f"{format_spread(share)} %" for share in shares),
-            ]
-        )
-    print_table(
-        "of an update", ["ms on the clock", "ms of CPU", "of that, parent and keeper", "our hooks"], rows
-    )
+        shares = ([100 * part / whole for part, whole in zip(parts, cpu, strict=True)] for parts in (around, hooks))
+        rows.append([name, format_spread(wall), format_spread(cpu), *(f"{format_spread(share)} %" for share in shares)])
+    print_table("of an update", ["ms on the clock", "ms of CPU", "of that, parent and keeper", "our hooks"], rows)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _write_finished_sweep(SweepFolder(Path(folder)))
         listing = (*MMFW, "sweep", "status", folder, "--json")
-        contestants[f"**mmfw**, the states of {_MANY_TASKS:,}"] = lambda: measure_command(
-            listing, cwd=Path(folder)
-        )
+        contestants[f"**mmfw**, the states of {_MANY_TASKS:,}"] = lambda: measure_command(listing, cwd=Path(folder))
         print_costs("many tasks", run_in_turn(contestants, runs))
 
 

@@ -70,9 +70,7 @@ def main() -> None:
     rows = []
     for name, costs in results.items():
         update, command_seconds = ([*values] for values in zip(*costs, strict=True))
-        rows.append(
-            [name, format_spread(update), format_ratio(update, base), format_spread(command_seconds, ".1f")]
-        )
+        rows.append([name, format_spread(update), format_ratio(update, base), format_spread(command_seconds, ".1f")])
     print_table("of a training", ["ms an update", "× without", "s in all"], rows)
 
 

@@ -249,9 +249,7 @@ def main() -> None:
         if options.stock:
             stock = [str(options.stock / "bin" / name) for name in ("mmf_run", "mmf_predict")]
             contestants = {"stock": bench.mmf_contestant(stock[:1], stock[1:]), **contestants}
-        contestants |= {
-            f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *options.mmfw)
-        }
+        contestants |= {f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *options.mmfw)}
         results = run_in_turn(contestants, options.runs)
     base, alone = next(iter(results.values())), results["MMF alone"][-1].losses
     rows = []

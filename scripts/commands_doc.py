@@ -66,13 +66,9 @@ def _presets_page() -> str:
     scores = [["preset", "", *(f"{split} {metric}" for split, metric in columns)]]
     sources = [["preset", "model", "configuration"]]
     for preset in loaded:
-        numbers = [
-            _format_percent(paper.find_published_score(preset.published, *column)) for column in columns
-        ]
+        numbers = [_format_percent(paper.find_published_score(preset.published, *column)) for column in columns]
         scores.append([f"`{preset.name}`", preset.title, *numbers])
-        sources.append(
-            [f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"]
-        )
+        sources.append([f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"])
     others = ", ".join(f"`{preset.name}`" for preset in loaded if not preset.published)
     note = (
         f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation. "
@@ -102,8 +98,7 @@ def _python_page() -> str:
         text += _format_section(name, inspect.getdoc(module) or "")
         for public in (name for name in module.__all__ if not name.startswith("_")):
             text += "".join(
-                _format_section(*section, level=3)
-                for section in _iter_docstrings(public, getattr(module, public))
+                _format_section(*section, level=3) for section in _iter_docstrings(public, getattr(module, public))
             )
     return text
 

@@ -51,9 +51,7 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="|".join(_KINDS), help="all if none")
     parser.add_argument("--minutes", type=float, default=2.0, help="total time (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
-    parser.add_argument(
-        "--cases", type=int, metavar="N", help="number of cases per kind, without a time limit"
-    )
+    parser.add_argument("--cases", type=int, metavar="N", help="number of cases per kind, without a time limit")
     options = parser.parse_args()
     kinds = options.kinds or list(_KINDS)
     first = random.randrange(10**6) if options.seed is None else options.seed

@@ -66,12 +66,7 @@ def read_mutants(path: Path) -> list[Mutant]:
 
 def _parse_mutant(entry: dict[str, Any]) -> Mutant:
     return Mutant(
-        **{
-            **entry,
-            "old": _join_lines(entry["old"]),
-            "new": _join_lines(entry["new"]),
-            "tests": tuple(entry["tests"]),
-        }
+        **{**entry, "old": _join_lines(entry["old"]), "new": _join_lines(entry["new"]), "tests": tuple(entry["tests"])}
     )
 
 
@@ -176,9 +171,7 @@ class CheckoutCopy:
         path = self._folder / mutant.file
         text = path.read_bytes().decode()
         if text.count(mutant.old) != 1:
-            sys.exit(
-                f"{mutant.id}: its old text occurs {text.count(mutant.old)} times in {mutant.file}, not once"
-            )
+            sys.exit(f"{mutant.id}: its old text occurs {text.count(mutant.old)} times in {mutant.file}, not once")
         self._write(path, text.replace(mutant.old, mutant.new))
         try:
             yield
@@ -227,9 +220,7 @@ def run_mutants(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = Fa
             if new_tests := [test for test in mutant.tests if (test, mutant.wide) not in passing_tests]:
                 result = checkout.run_tests(new_tests, wide=mutant.wide)
                 if result.outcome != "survived":
-                    print(
-                        f"{result.output}\non unchanged code, these tests do not pass: {' '.join(new_tests)}"
-                    )
+                    print(f"{result.output}\non unchanged code, these tests do not pass: {' '.join(new_tests)}")
                     return 2
                 passing_tests.update((test, mutant.wide) for test in new_tests)
             with checkout.apply_mutant(mutant):

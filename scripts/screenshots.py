@@ -39,13 +39,7 @@ def main(arguments: list[str]) -> int:
         browser = playwright.chromium.launch(executable_path=_find_chromium(), args=_ARGUMENTS)
         camera = _Camera(browser, Path(report))
         camera.take("report-light", "light", width=1200, last="#calibration")
-        camera.take(
-            "report-dark",
-            "dark",
-            width=1200,
-            first="#mistakes-title",
-            last="#false-negatives > :nth-child(8)",
-        )
+        camera.take("report-dark", "dark", width=1200, first="#mistakes-title", last="#false-negatives > :nth-child(8)")
         camera.take("report-phone", "light", width=360, last=".tiles")
         browser.close()
     return 0

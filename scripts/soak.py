@@ -230,9 +230,7 @@ class Soak:
     def _wait_for_updates(self, updates: int, attempt: TrainCommand) -> None:
         """Wait for a number of updates and a random time; with 0, for a random time after the start."""
         if updates:
-            _wait_until(
-                lambda: len(_logged_updates(self._read_events(attempt))) >= updates or attempt.has_ended
-            )
+            _wait_until(lambda: len(_logged_updates(self._read_events(attempt))) >= updates or attempt.has_ended)
         time.sleep(self._random.uniform(0, 0.3 if updates else 5))
         if attempt.has_ended:
             sys.exit(f"{attempt.output}\nended by itself")
@@ -269,9 +267,7 @@ class Soak:
 
         client = MlflowClient()
         experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
-        tracked_runs = [
-            r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == run.id
-        ]
+        tracked_runs = [r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == run.id]
         if len(tracked_runs) != 1:
             self.faults.append(f"MLflow has {len(tracked_runs)} runs of this training")
             return

@@ -139,11 +139,7 @@ def main(arguments: list[str]) -> int:
             venv.stop()
     failed = [name for name in names if not results[name]]
     duration = f"in {time.monotonic() - start:.0f} s"
-    print(
-        f"Failed: {', '.join(failed)}, {duration}"
-        if failed
-        else f"All passed: {', '.join(names)}, {duration}"
-    )
+    print(f"Failed: {', '.join(failed)}, {duration}" if failed else f"All passed: {', '.join(names)}, {duration}")
     return 1 if failed else 0
 
 
@@ -158,11 +154,7 @@ def _select_checks(options: argparse.Namespace) -> list[str]:
 
 def _marker_arguments(options: argparse.Namespace, *extra_marks: str) -> list[str]:
     """Return pytest's arguments that select the tests of a tier."""
-    marks = [
-        *extra_marks,
-        *([] if options.all else [_DEFAULT_MARKS]),
-        *([options.marks] if options.marks else []),
-    ]
+    marks = [*extra_marks, *([] if options.all else [_DEFAULT_MARKS]), *([options.marks] if options.marks else [])]
     return ["-m", " and ".join(f"({mark})" for mark in marks)] if marks else []
 
 
@@ -229,9 +221,7 @@ def _test_on_windows(options: argparse.Namespace, pytest_arguments: list[str]) -
     return 1 if failed else 0
 
 
-def _windows_commands(
-    python: str, options: argparse.Namespace, pytest_arguments: list[str]
-) -> dict[str, list[str]]:
+def _windows_commands(python: str, options: argparse.Namespace, pytest_arguments: list[str]) -> dict[str, list[str]]:
     """Return the commands by the names of their parts, the slowest first."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     torch_free = [*pytest, *_marker_arguments(options, _TORCH_FREE_MARKS)]
@@ -258,13 +248,7 @@ def _windows_commands(
     return {
         "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY_TEST],
         **parts,
-        "the same predictions as on Linux": [
-            linux,
-            "-m",
-            "pytest",
-            *_marker_arguments(options),
-            _TWO_SYSTEMS_TEST,
-        ],
+        "the same predictions as on Linux": [linux, "-m", "pytest", *_marker_arguments(options), _TWO_SYSTEMS_TEST],
     }
 
 
@@ -280,9 +264,7 @@ def _build_windows_python(no_torch: bool) -> Path:
 def pinned_requirements() -> dict[str, str]:
     """Return the versions of constraints.txt for Python 3.11 and later, as requirements."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    newest = [
-        line.partition(";")[0] for line in lines if line and not line.startswith("#") and "<" not in line
-    ]
+    newest = [line.partition(";")[0] for line in lines if line and not line.startswith("#") and "<" not in line]
     return {pin.partition("==")[0]: pin for pin in newest}
 
 

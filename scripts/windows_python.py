@@ -83,13 +83,7 @@ def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
     _prepare_wine(first)
     for other in others:
         shutil.copytree(first, other, symlinks=True)
-    _run(
-        [
-            str(program),
-            "-c",
-            "import sys; assert sys.platform == 'win32'; print('Windows CPython', sys.version)",
-        ]
-    )
+    _run([str(program), "-c", "import sys; assert sys.platform == 'win32'; print('Windows CPython', sys.version)"])
     stamp.write_text(stamp_text, encoding="utf-8")
 
 
@@ -151,9 +145,7 @@ def _build_forwarding_dll(stable: Path, real: Path, scratch: Path) -> None:
     exports = "\n".join(f"{name}={real.stem}.{name}" for name in names if name.startswith(("Py", "_Py")))
     definition, source = scratch / "python3.def", scratch / "python3.c"
     definition.write_text(f"LIBRARY python3.dll\nEXPORTS\n{exports}\n", encoding="utf-8")
-    source.write_text(
-        "int __stdcall DllMainCRTStartup(void *a, unsigned b, void *c) { return 1; }", encoding="utf-8"
-    )
+    source.write_text("int __stdcall DllMainCRTStartup(void *a, unsigned b, void *c) { return 1; }", encoding="utf-8")
     options = ["-shared", "-nostdlib", "-Wl,-e,DllMainCRTStartup", "-o", str(stable)]
     _run([COMPILER, *options, str(source), str(definition)])
 

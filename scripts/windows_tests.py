@@ -72,9 +72,7 @@ def run_parts(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
         KeyboardInterrupt: The user pressed Ctrl+C; all parts were killed.
     """
     cores = sorted(os.sched_getaffinity(0))
-    wine_cores = [
-        _WineCore(*pair) for pair in zip(cores, windows_python.wine_prefixes(windows), strict=False)
-    ]
+    wine_cores = [_WineCore(*pair) for pair in zip(cores, windows_python.wine_prefixes(windows), strict=False)]
     free_cores: SimpleQueue[_WineCore] = SimpleQueue()
     for wine_core in wine_cores:
         wine_core.control_server("--kill")  # a server of an earlier run may run on another core

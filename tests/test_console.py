@@ -23,9 +23,7 @@ def test_sizes_and_durations_are_for_people() -> None:
     assert durations == ["0 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min"]
 
 
-def test_times_in_json_are_known_by_their_type_and_not_by_their_key(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_times_in_json_are_known_by_their_type_and_not_by_their_key(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"temperature": {"t": 0.07, "created": 1.5}, "list": [{"started": Timestamp(1e9)}]}
     console.print_json(told)
     assert json.loads(capsys.readouterr().out) == {
@@ -49,9 +47,7 @@ def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyP
     assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
 
-def test_a_narrow_table_leaves_out_what_matters_least_and_cuts_no_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_narrow_table_leaves_out_what_matters_least_and_cuts_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("mmbt_grid/2026-01-01T00-00-00", "mmbt_grid", 1, "failed: cuda_oom")]
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "45")

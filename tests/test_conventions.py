@@ -146,9 +146,7 @@ def _cycle(package: str) -> list[str]:
     grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
     graph = grimp.build_graph(package, cache_dir=None)
     try:
-        TopologicalSorter(
-            {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
-        ).prepare()
+        TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
     except CycleError as error:
         return [*reversed(error.args[1])]
     return []
@@ -162,16 +160,10 @@ def test_no_modules_import_one_another() -> None:
 @pytest.mark.parametrize(
     ("modules", "cycle"),
     [
-        (
-            {"a": "import {0}.b", "b": "def f():\n    from {0} import c", "c": "from {0}.a import x"},
-            {"a", "b", "c"},
-        ),
+        ({"a": "import {0}.b", "b": "def f():\n    from {0} import c", "c": "from {0}.a import x"}, {"a", "b", "c"}),
         ({"__init__": "from {0}.a import x", "a": "from {0} import y"}, {"", "a"}),
         (
-            {
-                "a": "from {0}.b import x",
-                "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {0}.a",
-            },
+            {"a": "from {0}.b import x", "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {0}.a"},
             {"a", "b"},
         ),
         ({"a": "from {0} import b", "b": "from {0} import c", "c": ""}, set()),
@@ -373,9 +365,7 @@ def _edits_a_message(node: ast.AST) -> bool:
         return isinstance(node.ops[0], ast.In | ast.NotIn) and any(map(_is_message, node.comparators))
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
-    return (
-        node.func.attr in _EDITS and any(map(_is_message, [node.func.value, *node.args])) and bool(node.args)
-    )
+    return node.func.attr in _EDITS and any(map(_is_message, [node.func.value, *node.args])) and bool(node.args)
 
 
 def _is_message(node: ast.AST) -> bool:
@@ -394,3 +384,23 @@ def test_no_code_parses_or_edits_the_text_of_a_message() -> None:
         if any(map(_edits_a_message, ast.walk(_parsed(path))))
     }
     assert found - _TEXTS_OF_OTHERS.keys() == set()
+
+
+def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("folder", ["mmf_win", "scripts", "tests"])
+def test_docstrings_start_with_a_verb_or_a_noun(folder: str) -> None:
+    vague = re.compile(r"(What|Those|Whether|Why|How|Where|Which|Of|Its|As|The same|In the place)\b")
+    places = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in _docstrings(path)
+        if vague.match(text)
+    ]
+    assert places == []

@@ -80,9 +80,7 @@ def test_the_next_call_resumes_a_failed_one_where_the_hash_is_known(target: Path
     assert visible(target) == [target.name]
 
 
-def test_a_connection_that_stalls_is_given_up_and_gone_on_with(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_stalls_is_given_up_and_gone_on_with(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmf_win.download.TIMEOUT_SECONDS", 0.2)
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [stall_after(server, byte_count=5000)]
@@ -100,9 +98,7 @@ def test_a_server_that_sends_no_parts_sends_it_all_again(target: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
-def test_a_part_of_another_file_is_noticed_by_the_hash(
-    target: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_part_of_another_file_is_noticed_by_the_hash(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     with WebServer.serving(file_bin=b"old" * 100_000) as server:
         server.faults = [drop_connection_after(1000), *[respond_with(503)] * 5]
         with pytest.raises(MmfEnvironmentError):
@@ -129,19 +125,13 @@ def test_whatever_part_lies_there_the_file_is_right_in_the_end(target: Path, par
     [
         (login_page, 1, "a web page, not the file"),
         (respond_with(404), 1, "the server answered 404"),
-        (
-            respond_with(200, b"other bytes"),
-            1,
-            r"SHA-256 is \w{64}, expected \w{64}; the download was removed",
-        ),
+        (respond_with(200, b"other bytes"), 1, r"SHA-256 is \w{64}, expected \w{64}; the download was removed"),
         (declare_length(len(CONTENT) - 1), 1, "the download was removed"),
         (send_wrong_range, 5, "another byte range than requested"),
     ],
     ids=["login page", "404", "other bytes", "shorter", "another part"],
 )
-def test_what_is_not_the_file_never_gets_its_name(
-    target: Path, fault: Fault, asked: int, message: str
-) -> None:
+def test_what_is_not_the_file_never_gets_its_name(target: Path, fault: Fault, asked: int, message: str) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [fault] * 5
         with pytest.raises(MmfEnvironmentError, match=message) as raised:

@@ -63,9 +63,7 @@ def test_it_runs_as_a_module_and_as_a_file_from_anywhere(how: list[str], tmp_pat
     code = f"import sys; sys.path.append({root!r}); import runpy; sys.argv = ['', 'list=true', 'json=true']; "
     run = f"sys.path.insert(0, {str(Path(_FILE).parent)!r}); runpy.run_path({_FILE!r}, run_name='__main__')"
     run = "runpy.run_module('mmf_win.entry', run_name='__main__')" if how[0] == "-m" else run
-    done = subprocess.run(
-        [sys.executable, "-c", code + run], cwd=tmp_path, capture_output=True, encoding="utf-8"
-    )
+    done = subprocess.run([sys.executable, "-c", code + run], cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}, done.stderr
 
 
@@ -78,18 +76,14 @@ def test_as_a_file_the_modules_beside_it_take_no_others_place() -> None:
     assert done.stdout.split() == ["None"]
 
 
-def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stand_in_for_data_sets_is_asked_for_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clearml_datasets, "download_dataset", lambda given: tmp_path / given)
     words = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
     assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
 @pytest.mark.wide
-def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("clearml")
     arguments = {name: {"section": "Args", "name": name, "value": "true"} for name in ("list", "json")}
     with ClearMLStub.serving(tmp_path, monkeypatch) as stub:
@@ -98,9 +92,7 @@ def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
         done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stderr
         assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}
-        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
-            "what is given is not asked for"
-        )
+        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
         monkeypatch.setenv("CLEARML_TASK_ID", "8a")
         done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert done.returncode == 6 and "Traceback" not in done.stderr

@@ -46,9 +46,7 @@ def every_grey() -> Any:
 
 def chunk(kind: bytes, content: bytes) -> bytes:
     """A chunk of a PNG."""
-    return b"".join(
-        (len(content).to_bytes(4, "big"), kind, content, zlib.crc32(kind + content).to_bytes(4, "big"))
-    )
+    return b"".join((len(content).to_bytes(4, "big"), kind, content, zlib.crc32(kind + content).to_bytes(4, "big")))
 
 
 def test_grey_of_16_bits_keeps_its_upper_8(save: Save, user_dir: Path) -> None:

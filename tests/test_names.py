@@ -53,9 +53,7 @@ def test_a_made_name_is_legal_and_stays_as_it_is(name: str) -> None:
 @settings(max_examples=40)
 @given(names)
 def test_long_names_that_differ_at_their_ends_stay_different(name: str) -> None:
-    made = {
-        short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")
-    }
+    made = {short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
     assert len(made) == 4
     assert sum(part.endswith("-published") for part in made) == 2
     assert all(short_portable_name(part) == part for part in made), "none is cut again"

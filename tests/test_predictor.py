@@ -22,14 +22,7 @@ import pytest
 
 import mmf_win
 from mmf_win import Predictor
-from mmf_win.errors import (
-    DataError,
-    DatasetError,
-    MmfEnvironmentError,
-    TrainingError,
-    UnreadableImageError,
-    UsageError,
-)
+from mmf_win.errors import DataError, DatasetError, MmfEnvironmentError, TrainingError, UnreadableImageError, UsageError
 from mmf_win.files import json_bytes
 from mmf_win.protocol import AttemptRequest, EventReader
 from mmf_win.protocol.attempt import PredictTask
@@ -174,11 +167,7 @@ def test_an_image_is_a_path_the_bytes_of_a_file_or_one_of_pillow(
 
 
 def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_on(
-    model: Path,
-    images: list[Path],
-    tmp_path: Path,
-    temporary: Path,
-    started: list[subprocess.Popen[bytes]],
+    model: Path, images: list[Path], tmp_path: Path, temporary: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     cut = tmp_path / "cut 梗.png"
     PIL.effect_noise((64, 64), 50).save(cut)
@@ -209,10 +198,7 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
         assert predictor.predict(images[9], "") == pytest.approx(0.9, abs=0.01)
         assert len(started) == 1
     predictor.close()
-    for asked in (
-        lambda: predictor.predict(images[0], ""),
-        lambda: next(predictor.predict_many([(b"", "")])),
-    ):
+    for asked in (lambda: predictor.predict(images[0], ""), lambda: next(predictor.predict_many([(b"", "")]))):
         with pytest.raises(UsageError, match="this predictor is closed"):
             asked()
 
@@ -321,9 +307,7 @@ def test_a_model_that_cannot_be_loaded_says_why(model: Path) -> None:
         Predictor(model, batch_size=0)
 
 
-def answers(
-    folder: Path, predict: Callable[[list[dict[str, Any]]], list[float]], *requests: Any
-) -> list[Any]:
+def answers(folder: Path, predict: Callable[[list[dict[str, Any]]], list[float]], *requests: Any) -> list[Any]:
     """Return the answers to requests of a connection; raise the error that ends it."""
     asked = AttemptRequest(PredictTask(""), "", "", attempt_dir=str(folder))
     with ThreadPoolExecutor(1) as pool:

@@ -33,9 +33,7 @@ def test_a_record_is_read_with_its_parts(tmp_path: Path) -> None:
 
 
 def test_fields_of_later_versions_are_ignored() -> None:
-    assert decode_json(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record(
-        "a", part=Part()
-    )
+    assert decode_json(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record("a", part=Part())
 
 
 def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -46,9 +44,7 @@ def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_is_none(word: str) -> None:
-    assert decode_json(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record(
-        "a", part=Part()
-    )
+    assert decode_json(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record("a", part=Part())
     with pytest.raises(ValueError, match=r"share"):
         decode_json(f'{{"name": "a", "share": {word}}}'.encode(), Record)
 

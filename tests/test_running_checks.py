@@ -40,13 +40,7 @@ def test_script() -> ModuleType:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "--windows --lowest",
-        "--no-torch --lowest",
-        "--no-torch --mmf github",
-        "--setup-only -x",
-        "--only ruff -x",
-    ],
+    ["--windows --lowest", "--no-torch --lowest", "--no-torch --mmf github", "--setup-only -x", "--only ruff -x"],
 )
 def test_options_that_would_be_dropped_are_refused(test_script: ModuleType, words: str) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -103,9 +103,7 @@ def test_half_an_environment_is_made_anew(scripts: ModuleType, commands: FakeCom
     ],
     ids=["missing", "failing"],
 )
-def test_a_failing_command_ends_the_script_saying_so(
-    scripts: ModuleType, command: list[str], said: str
-) -> None:
+def test_a_failing_command_ends_the_script_saying_so(scripts: ModuleType, command: list[str], said: str) -> None:
     with pytest.raises(SystemExit, match=said):
         scripts.run(command)
 
@@ -146,9 +144,7 @@ def test_an_old_python_says_so_in_one_sentence_and_installs_nothing(tmp_path: Pa
     for python in old_pythons():
         ended = subprocess.run([python, script], capture_output=True, encoding="utf-8", check=False)
         assert ended.returncode == 1 and ended.stdout == ""
-        assert re.fullmatch(
-            r"mmfw needs Python 3\.10 or newer, and this is Python [23]\.\d+\.\n", ended.stderr
-        )
+        assert re.fullmatch(r"mmfw needs Python 3\.10 or newer, and this is Python [23]\.\d+\.\n", ended.stderr)
     text = script.read_text(encoding="utf-8")
     assert ast.parse(text, feature_version=(3, 7))
     assert "annotations" not in text and not re.search(r"""\bf["']|:=|\) ->""", text), "for Python 2.7"
@@ -161,12 +157,8 @@ def test_the_demo_script_ends_with_lines_that_can_be_pasted(user_dir: Path) -> N
     copy_demo(checkout)
     for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (checkout / name).touch()
-    ready = (
-        "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], cpu_torch=True); "
-    )
-    ready += (
-        "python = f'{sys.version} {sys.base_prefix}'.replace(chr(10), ' '); v.programs.mkdir(parents=True); "
-    )
+    ready = "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], cpu_torch=True); "
+    ready += "python = f'{sys.version} {sys.base_prefix}'.replace(chr(10), ' '); v.programs.mkdir(parents=True); "
     ready += "(v.path / 'mmfw-stamp').write_text(chr(10).join([python, v._requirements(), 'train']))"
     subprocess.run([sys.executable, "-c", f"import sys; {ready}"], cwd=checkout, check=True)
     mmfw = checkout / ".venv" / "bin" / "mmfw"
@@ -265,10 +257,7 @@ def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
 @only_on_linux
 def test_ctrl_c_ends_the_parts_that_run_with_a_fake_wine(user_dir: Path, fake_wine: None) -> None:
     with liveness_monitor() as held:
-        parts = {
-            name: [sys.executable, "-c", f"port = {held.port}{HOLD_CONNECTION_CODE}held.recv(1)"]
-            for name in "12"
-        }
+        parts = {name: [sys.executable, "-c", f"port = {held.port}{HOLD_CONNECTION_CODE}held.recv(1)"] for name in "12"}
         code = f"import windows_tests, pathlib; windows_tests.run_parts({parts}, pathlib.Path())"
         environ = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
         with subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.DEVNULL) as tests:
@@ -320,14 +309,7 @@ def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_fa
 @pytest.mark.parametrize(
     ("kind", "cases"),
     mark_wide(
-        [
-            ("archives", "12"),
-            ("headers", "500"),
-            ("kills", "2"),
-            ("pickles", "200"),
-            ("runs", "2"),
-            ("sweeps", "2"),
-        ],
+        [("archives", "12"), ("headers", "500"), ("kills", "2"), ("pickles", "200"), ("runs", "2"), ("sweeps", "2")],
         except_for=[("pickles", "200")],
     ),
 )

@@ -53,9 +53,7 @@ def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], l
 @pytest.mark.parametrize(
     "write", [str, repr, ascii, json.dumps, lambda text: quote(text, "", errors="surrogateescape")]
 )
-def test_the_values_of_secret_variables_go_however_they_are_written(
-    secret: str, write: Callable[[str], str]
-) -> None:
+def test_the_values_of_secret_variables_go_however_they_are_written(secret: str, write: Callable[[str], str]) -> None:
     scrub = make_scrubber({"HF_TOKEN": secret, "MMF_DATA_DIR": "/data"}.items())
     for content in (write(secret), json.dumps(write(secret)), json.dumps(write(secret), ensure_ascii=False)):
         assert scrub(content).strip("\"'\\") == "<secret>"

@@ -59,9 +59,7 @@ def wait_until_it_trains(cluster: SlurmStub, job: subprocess.Popen[bytes]) -> No
 
 @pytest.mark.parametrize("number", ["SIGUSR1", "SIGTERM"])
 @pytest.mark.parametrize("to", ["the shell", "every process"])
-def test_a_job_that_gets_a_signal_stops_mmfw_once_is_requeued_and_resumes(
-    user_dir: Path, number: str, to: str
-) -> None:
+def test_a_job_that_gets_a_signal_stops_mmfw_once_is_requeued_and_resumes(user_dir: Path, number: str, to: str) -> None:
     cluster = SlurmStub(user_dir, STUB_OF_MMFW)
     with cluster.start_job(*WORDS) as job:
         wait_until_it_trains(cluster, job)
@@ -85,9 +83,7 @@ def test_a_job_whose_mmfw_cannot_save_is_not_requeued(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 7, 130])
-def test_a_job_whose_mmfw_ends_by_itself_has_its_exit_code_and_is_not_requeued(
-    user_dir: Path, code: int
-) -> None:
+def test_a_job_whose_mmfw_ends_by_itself_has_its_exit_code_and_is_not_requeued(user_dir: Path, code: int) -> None:
     cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_ENDS": str(code)})
     with cluster.start_job(*WORDS) as job:
         assert job.wait() == code
@@ -102,9 +98,7 @@ def test_a_restarted_job_that_had_saved_nothing_begins_again(user_dir: Path) -> 
     assert cluster.read_lines("calls") == [FIRST]
 
 
-def test_a_job_that_is_started_for_the_first_time_does_not_resume_an_older_run_of_its_name(
-    user_dir: Path,
-) -> None:
+def test_a_job_that_is_started_for_the_first_time_does_not_resume_an_older_run_of_its_name(user_dir: Path) -> None:
     cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
     saved = user_dir / "save" / "vilbert-1" / "2026-01-01T00-00-00" / "checkpoints" / "current.ckpt"
     saved.parent.mkdir(parents=True)

@@ -19,10 +19,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         (POINTER, "a git-lfs pointer"),
         (b"\xef\xbb\xbf\r\n<!DOCTYPE html><html>", "a web page or an error message of a server"),
         (b"<HTML><body>Sign in", "a web page or an error message of a server"),
-        (
-            b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>",
-            "a web page or an error message of a server",
-        ),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "a web page or an error message of a server"),
         (b'{"error": "expired"}', "a web page or an error message of a server"),
         (b'{\n  "message": "Not Found",\n', "a web page or an error message of a server"),
         (b"404: Not Found", "a web page or an error message of a server"),
@@ -57,9 +54,7 @@ def test_other_files_are_not(head: bytes) -> None:
     assert recognize_substitute(head) is None
 
 
-@pytest.mark.parametrize(
-    "hint", [UNPACK_HINT, UNPACK_TWICE_HINT, UNPACK_HINT.with_command("mmfw features extract")]
-)
+@pytest.mark.parametrize("hint", [UNPACK_HINT, UNPACK_TWICE_HINT, UNPACK_HINT.with_command("mmfw features extract")])
 def test_a_copy_of_a_hint_is_the_same_hint(hint: CommandHint) -> None:
     copies = [copy.copy(hint), copy.deepcopy(hint), *(pickle.loads(pickle.dumps(hint, n)) for n in range(6))]
     assert {*copies} == {hint}
@@ -68,6 +63,4 @@ def test_a_copy_of_a_hint_is_the_same_hint(hint: CommandHint) -> None:
 
 def test_an_exit_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:
     AttemptOutcome("data", "x.rar: a RAR archive", UNPACK_HINT).save(tmp_path / "exit.json")
-    assert AttemptOutcome.load(tmp_path / "exit.json") == AttemptOutcome(
-        "data", "x.rar: a RAR archive", UNPACK_HINT
-    )
+    assert AttemptOutcome.load(tmp_path / "exit.json") == AttemptOutcome("data", "x.rar: a RAR archive", UNPACK_HINT)

@@ -94,9 +94,7 @@ def test_a_shared_server_ends_with_the_last_of_its_users_even_if_it_is_killed(tm
     address.touch()
     with (
         subprocess.Popen(["sleep", "60"], start_new_session=True) as server,
-        subprocess.Popen(
-            [sys.executable, "-c", _USER, users], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as user,
+        subprocess.Popen([sys.executable, "-c", _USER, users], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user,
     ):
         assert user.stdout is not None and user.stdout.readline() == b"locked\n"
         kill_when_unused(server, users, address)

@@ -41,15 +41,9 @@ GUARANTEES = {
     "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
     "no sign of life for 30 seconds": ("test_second_ctrl_c_or_timeout_kills_the_process_tree"),
     "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
-    "the worker, or one of several processes": (
-        "test_when_one_process_is_killed_the_others_end_and_the_run_resumes"
-    ),
-    "the worker has finished but does not exit": (
-        "test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"
-    ),
-    "the disk is too full for a checkpoint": (
-        "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole"
-    ),
+    "the worker, or one of several processes": ("test_when_one_process_is_killed_the_others_end_and_the_run_resumes"),
+    "the worker has finished but does not exit": ("test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"),
+    "the disk is too full for a checkpoint": ("test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole"),
     "a save is one write": "test_a_save_is_one_write_and_old_ones_are_removed",
     "at any moment each name is the complete old file": (
         "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before"
@@ -68,9 +62,7 @@ GUARANTEES = {
     "CUDA ran out in `mmfw predict`": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
     "the computer's memory ran out": "test_a_killed_data_loader_worker_means_fewer_of_them",
     "too many files were open": "test_outcome_of_errors",
-    "a disk, a quota or the size of a file": (
-        "test_disk_that_fills_up_while_writing_leaves_only_the_old_file"
-    ),
+    "a disk, a quota or the size of a file": ("test_disk_that_fills_up_while_writing_leaves_only_the_old_file"),
     "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
     "a loss or a weight that is not a number": (
         "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights"
@@ -155,9 +147,7 @@ def _promised() -> Iterator[str]:
             yield from re.findall(r"^\| (?!-|what happen)([^|]+?) \|", part, re.MULTILINE)
         elif part.startswith(("Checkpoints", "What a resume")):
             promised = part.partition("Not restored")[0]
-            yield from (
-                " ".join(item.split()) for item in re.findall(r"^- (.+?)[;.,:]", promised, re.M | re.S)
-            )
+            yield from (" ".join(item.split()) for item in re.findall(r"^- (.+?)[;.,:]", promised, re.M | re.S))
 
 
 def test_each_guarantee_has_a_default_test() -> None:

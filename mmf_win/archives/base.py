@@ -173,9 +173,7 @@ class Archive(ABC):
         return self._password
 
     @abstractmethod
-    def _extract(
-        self, choose: TargetChooser, progress: AdvanceCallback
-    ) -> Generator[ExtractedFile, None, None]:
+    def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         """Write the chosen members."""
 
     def _select_targets(self, members: Iterable[MemberT], choose: TargetChooser) -> dict[MemberT, Path]:
@@ -208,9 +206,7 @@ class Archive(ABC):
         collisions = find_name_collisions(member.name for member in marked)
         hint = CommandHint(_RENAME_HINT if self.path.is_dir() else f"unpack it, {_RENAME_HINT}")
         for index, member in enumerate(marked):
-            if not member.problem and (
-                problem := find_name_problem(member.name) or collisions.get(member.name)
-            ):
+            if not member.problem and (problem := find_name_problem(member.name) or collisions.get(member.name)):
                 marked[index] = replace(member, problem=problem, hint=hint)
         return marked
 
@@ -229,9 +225,7 @@ class Archive(ABC):
             return safe_name(raw)
         except ValueError as error:
             hint = "get the archive from another source; this one may be malicious"
-            raise unsupported_error(
-                self.path, f"member {raw[:100]!r} rejected: {error}", None, hint
-            ) from None
+            raise unsupported_error(self.path, f"member {raw[:100]!r} rejected: {error}", None, hint) from None
 
 
 class MemberWriter:
@@ -284,11 +278,7 @@ class MemberWriter:
 
 
 def write_member(
-    archive: Path,
-    member: Member,
-    target: Path,
-    content: Iterable[bytes | memoryview],
-    progress: AdvanceCallback,
+    archive: Path, member: Member, target: Path, content: Iterable[bytes | memoryview], progress: AdvanceCallback
 ) -> ExtractedFile:
     """Write a member to its target and verify it."""
     with closing(MemberWriter(archive, member, target, progress)) as output:
@@ -336,9 +326,7 @@ def damaged_error(path: Path, reason: str, member: str | None = None) -> Archive
     return unsupported_error(path, reason, member, GET_AGAIN_HINT)
 
 
-def unsupported_error(
-    path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT
-) -> ArchiveError:
+def unsupported_error(path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT) -> ArchiveError:
     """Return the error for an archive or member that may be intact but is not supported."""
     message = reason if member is None else f"member {member}: {reason}"
     return ArchiveError(message, hint=hint, prefix=f"{path}:")

@@ -109,12 +109,8 @@ class FolderArchive(Archive):
             Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in iter_files(path)
         )
 
-    def _extract(
-        self, choose: TargetChooser, progress: AdvanceCallback
-    ) -> Generator[ExtractedFile, None, None]:
+    def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         for member, target in self._select_targets(self.members, choose).items():
             with (self.path / member.name).open("rb") as file:
-                done = write_member(
-                    self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), progress
-                )
+                done = write_member(self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), progress)
             yield done

@@ -38,10 +38,7 @@ PART_HEADER = struct.Struct("<?I")
 
 #: Minimum size in bytes that is worth another decoder, which has to start and derive the key again.
 MIN_SHARE_BYTES = 32 << 20
-_INTERRUPT_EXIT_CODES = (
-    -signal.SIGINT,
-    0xC000013A,
-)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
+_INTERRUPT_EXIT_CODES = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
 _idle_decoders: list[subprocess.Popen[bytes]] = []
 
@@ -91,9 +88,7 @@ class SevenZipArchive(Archive):
         cheapest = min(first_members.values(), key=lambda member: member.size)
         return self._is_intact(cheapest, self._decode([cheapest.number]))
 
-    def _extract(
-        self, choose: TargetChooser, progress: AdvanceCallback
-    ) -> Generator[ExtractedFile, None, None]:
+    def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         targets = self._select_targets(self.members, choose)
         by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
@@ -105,10 +100,7 @@ class SevenZipArchive(Archive):
         yield from group.run(jobs, progress)
 
     def _extract_share(
-        self,
-        share: list[SevenZipMember],
-        targets: Mapping[SevenZipMember, Path],
-        group: ThreadGroup[ExtractedFile],
+        self, share: list[SevenZipMember], targets: Mapping[SevenZipMember, Path], group: ThreadGroup[ExtractedFile]
     ) -> None:
         """Extract the members assigned to one thread."""
         share.sort(key=lambda member: member.number)

@@ -74,9 +74,7 @@ def _send_part(content: bytes | memoryview, *, is_last: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-def answer_request(
-    path: str, password: str | None, numbers: Sequence[int] | None
-) -> Iterator[bytes | memoryview]:
+def answer_request(path: str, password: str | None, numbers: Sequence[int] | None) -> Iterator[bytes | memoryview]:
     """Yield the requested members, or the list of all members as JSON if ``numbers`` is None."""
     with Path(os.fsdecode(bytes.fromhex(path))).open("rb") as file:
         archive = py7zr.SevenZipFile(file, password=password)

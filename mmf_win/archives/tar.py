@@ -96,9 +96,7 @@ class TarArchive(Archive):
             files[member.name] = offset, member
             yield member, offset
 
-    def _extract(
-        self, choose: TargetChooser, progress: AdvanceCallback
-    ) -> Generator[ExtractedFile, None, None]:
+    def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         problem_members = {member.name: member for member in self.members if member.problem}
         links: dict[int, list[tuple[Member, Path]]] = defaultdict(list)
         with self._translate_errors():
@@ -117,21 +115,15 @@ class TarArchive(Archive):
             if links:  # their targets may not be chosen, or may already be moved
                 with self._open_stream(ignore_progress) as (content, _):
                     for offset, copies in sorted(links.items()):
-                        yield from self._write_copies(
-                            copies, self._read_blocks(content, offset, copies[0][0].size)
-                        )
+                        yield from self._write_copies(copies, self._read_blocks(content, offset, copies[0][0].size))
 
-    def _write_copies(
-        self, copies: list[tuple[Member, Path]], blocks: Iterator[memoryview]
-    ) -> list[ExtractedFile]:
+    def _write_copies(self, copies: list[tuple[Member, Path]], blocks: Iterator[memoryview]) -> list[ExtractedFile]:
         """Write several members with the same content."""
         written = [write_member(self.path, *copies[0], blocks, ignore_progress)]
         for member, target in copies[1:]:
             with written[0].target.open("rb") as file:
                 written.append(
-                    write_member(
-                        self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), ignore_progress
-                    )
+                    write_member(self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), ignore_progress)
                 )
         return written
 

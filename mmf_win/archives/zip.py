@@ -39,15 +39,7 @@ _MEMBER_COUNT_MODULUS = 1 << 16  # a zip without Zip64 records its number of mem
 _SUPPORTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 # Unsupported methods of APPNOTE 4.4.5
 _METHOD_NAMES = {1: "Shrink", 6: "Implode", 9: "Deflate64", 10: "DCL Implode", 18: "TERSE", 20: "Zstandard"}
-_METHOD_NAMES |= {
-    2: "Reduce",
-    3: "Reduce",
-    4: "Reduce",
-    5: "Reduce",
-    16: "CMPSC",
-    19: "LZ77",
-    93: "Zstandard",
-}
+_METHOD_NAMES |= {2: "Reduce", 3: "Reduce", 4: "Reduce", 5: "Reduce", 16: "CMPSC", 19: "LZ77", 93: "Zstandard"}
 _METHOD_NAMES |= {94: "MP3", 95: "xz", 96: "JPEG", 97: "WavPack", 98: "PPMd"}
 
 # Maximum compression ratio of deflate: https://zlib.net/zlib_tech.html
@@ -70,9 +62,7 @@ class ZipArchive(Archive):
         self._require_member_limit(len(infos))
         self._require_matching_names(info for info, problem in infos if problem is None)
         self.members: Sequence[ZipMember] = self._mark_name_problems(
-            self._make_member(info, problem)
-            for info, problem in infos
-            if not _decode_name(info).endswith(("/", "\\"))
+            self._make_member(info, problem) for info, problem in infos if not _decode_name(info).endswith(("/", "\\"))
         )
 
     def _require_matching_names(self, infos: Iterable[zipfile.ZipInfo]) -> None:
@@ -111,9 +101,7 @@ class ZipArchive(Archive):
         name = self._safe_name(_decode_name(info))
         return ZipMember(name, info.file_size, encrypted, crc, problem, hint, info=info, aes=aes)
 
-    def _extract(
-        self, choose: TargetChooser, progress: AdvanceCallback
-    ) -> Generator[ExtractedFile, None, None]:
+    def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         targets = self._select_targets(self.members, choose)
         return extract_zip_members(self.path, self._secret, targets, progress)
 

@@ -42,17 +42,13 @@ def extract_zip_members(
     packed_size = sum(member.packed_size for member in targets)
     count = max(1, min(default_thread_count(), packed_size // MIN_ROUND_BYTES))
     parallel_members = {member for member in targets if is_native and member.encrypted and member.aes is None}
-    parallel_queue, sequential_queue = (
-        MemberQueue(parallel_members),
-        MemberQueue(targets.keys() - parallel_members),
-    )
+    parallel_queue, sequential_queue = (MemberQueue(parallel_members), MemberQueue(targets.keys() - parallel_members))
     group: ThreadGroup[ExtractedFile] = ThreadGroup()
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
         workers = [_Worker(path, targets, reader, Cipher(secret).keys, group, count) for reader in readers]
         yield from group.run(
-            [partial(worker.extract_members, parallel_queue, sequential_queue) for worker in workers],
-            progress,
+            [partial(worker.extract_members, parallel_queue, sequential_queue) for worker in workers], progress
         )
 
 
@@ -138,9 +134,7 @@ class _Worker:
         # Rounds become smaller towards the end, so that all threads finish at about the same time.
         limit = min(len(view), max(MIN_ROUND_BYTES, queue.remaining_bytes // (2 * self.worker_count)))
         while used + PIECE_BYTES <= limit and len(streams) < _MAX_OPEN_MEMBERS:
-            share = queue.remaining_bytes // self.worker_count - sum(
-                stream.remaining_bytes for stream in streams
-            )
+            share = queue.remaining_bytes // self.worker_count - sum(stream.remaining_bytes for stream in streams)
             member = queue.take(share if streams else None)
             if member is None:
                 break

@@ -101,9 +101,7 @@ class ZipReader:
             from _zipdecrypter import StandardZipDecrypter
 
             decrypt = StandardZipDecrypter(self._secret).decrypt_bytes
-            self.require_matching_password(
-                member, decrypt(self._read_exactly(member, ENCRYPTION_HEADER_SIZE))
-            )
+            self.require_matching_password(member, decrypt(self._read_exactly(member, ENCRYPTION_HEADER_SIZE)))
             yield b""
             for block in self._read_blocks(member, size - ENCRYPTION_HEADER_SIZE):
                 yield decrypt(bytes(block))

@@ -74,9 +74,7 @@ def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password
             info.create_system, info.external_attr = 3, 0o100644 << 16
             info.CRC, info.file_size = zlib.crc32(content), len(content)
             deflate = zlib.compressobj(wbits=-15)
-            header = os.urandom(ENCRYPTION_HEADER_SIZE - 1) + bytes(
-                [info.CRC >> 24]
-            )  # a decryptor compares this byte
+            header = os.urandom(ENCRYPTION_HEADER_SIZE - 1) + bytes([info.CRC >> 24])  # a decryptor compares this byte
             data = Cipher(secret).encrypt_bytes(header + deflate.compress(content) + deflate.flush())
             info.compress_size, info.header_offset = len(data), archive.fp.tell()
             archive.fp.write(info.FileHeader() + data)

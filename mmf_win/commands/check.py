@@ -27,9 +27,7 @@ class _CheckDisplay(RunDisplay):
     """Display that also prints each finished check."""
 
     def _on_train_started(self, event: Event) -> None:
-        print_status(
-            f"checking on {event['device']}: {event['parameters']:,} parameters, batch {event['batch']}"
-        )
+        print_status(f"checking on {event['device']}: {event['parameters']:,} parameters, batch {event['batch']}")
 
     def _on_checked(self, event: Event) -> None:
         print_status(f"{event['verdict']}: {event['check']} ({event['seconds']:.1f} s)")
@@ -73,9 +71,7 @@ def command(
     names, overrides = split_arguments(arguments, max_names=1)
     command_options = replace(command_options, overrides=overrides)
     require_trainable(command_options, resumes=False)
-    name, findings = check_model(
-        next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay
-    )
+    name, findings = check_model(next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay)
     report = {"name": name, "findings": [asdict(finding) for finding in findings]}
     counts = Counter(finding.verdict for finding in findings)
     if as_json:

@@ -91,9 +91,7 @@ def _working_folder(path: Path | None) -> Iterator[Path]:
     except (StoppedByUserError, KeyboardInterrupt, click.Abort):
         shutil.rmtree(temporary, ignore_errors=True)
         message = f"interrupted; removed {temporary}"
-        raise StoppedByUserError(
-            message, hint="use --keep to keep the files and resume the training"
-        ) from None
+        raise StoppedByUserError(message, hint="use --keep to keep the files and resume the training") from None
     except Exception:
         print_status(f"kept for inspection: {temporary}")
         raise
@@ -152,9 +150,7 @@ def _print_summary(result: dict[str, Any]) -> None:
         if result[key] is not None:
             print_status(f"{title}: {result[key]}")
     if result["data_dir"] is None:
-        print_status(
-            "next: `mmfw demo --keep` to continue with it, or `mmfw convert ARCHIVE` for the real dataset"
-        )
+        print_status("next: `mmfw demo --keep` to continue with it, or `mmfw convert ARCHIVE` for the real dataset")
         return
     folder_arguments = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
     print_status("next:")

@@ -86,10 +86,7 @@ def command(
     if as_json:
         print_json(_survey_to_json(result))
     else:
-        print(
-            "\n\n".join([*map(escape_controls, _survey_sections(result)), *_missing_lines(result)]),
-            flush=True,
-        )
+        print("\n\n".join([*map(escape_controls, _survey_sections(result)), *_missing_lines(result)]), flush=True)
     if result["mmf"].problems and result["mmf"].error is not None:
         raise result["mmf"].error
 
@@ -104,9 +101,7 @@ def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool,
         return
     print_status("doctor.json: versions, folders, the machine")
     print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there are none yet")
-    print_status(
-        "Passwords, tokens and your home folder are replaced; check the files before you share them."
-    )
+    print_status("Passwords, tokens and your home folder are replaced; check the files before you share them.")
     print_result(path)
 
 

@@ -91,9 +91,7 @@ def command(
     places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # The exported model computes with 32 bits on the CPU, and so must the model that it is compared with.
     command_options = replace(command_options, precision="fp32", fast=False, cpu=True)
-    metadata = export_checkpoint(
-        member.run, member.checkpoint, places, command_options, RunDisplay, export_options
-    )
+    metadata = export_checkpoint(member.run, member.checkpoint, places, command_options, RunDisplay, export_options)
     if as_json:
         print_json(metadata)
         return
@@ -111,17 +109,11 @@ def _print_int8_comparison(comparison: dict[str, Any]) -> None:
     rows = []
     for name, key in (("float32", "before"), ("int8", "after")):
         p50, p99 = (f"{comparison[key][percentile]:.1f}" for percentile in ("p50_ms", "p99_ms"))
-        rows.append(
-            (name, format_size(comparison[key]["bytes"]), p50, p99, f"{comparison['auroc'][key]:.4f}")
-        )
+        rows.append((name, format_size(comparison[key]["bytes"]), p50, p99, f"{comparison['auroc'][key]:.4f}"))
     print(format_table(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
-    print_status(
-        f"probabilities differ by at most {comparison['largest_difference']:.2g} from those of float32"
-    )
+    print_status(f"probabilities differ by at most {comparison['largest_difference']:.2g} from those of float32")
     if interval := comparison["auroc"]["interval"]:
         print_status(
-            "AUROC change: {:+.4f} (95% CI: {:+.4f} to {:+.4f})".format(
-                comparison["auroc"]["difference"], *interval
-            )
+            "AUROC change: {:+.4f} (95% CI: {:+.4f} to {:+.4f})".format(comparison["auroc"]["difference"], *interval)
         )
     print_status("warning: int8 results and timings depend on the CPU (VNNI, ARM dot product)")

@@ -12,14 +12,7 @@ import click
 from mmf_win.archives import PasswordCallback
 from mmf_win.commands import options, verify
 from mmf_win.commands.help_examples import Group
-from mmf_win.console import (
-    format_command,
-    format_size,
-    format_table,
-    print_json,
-    print_status,
-    summarize_list,
-)
+from mmf_win.console import format_command, format_size, format_table, print_json, print_status, summarize_list
 from mmf_win.dataset.region_features import extract_features
 from mmf_win.demo.folder import DEMO_PRESETS
 from mmf_win.errors import DamagedFeaturesError, DataError, MmfEnvironmentError, RunNotFoundError, UsageError
@@ -120,9 +113,7 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
     )
     print_status(f"features: {target}")
     if version is None:
-        print_status(
-            "warning: MMF is not installed; run `mmfw setup`, then this command again so that MMF finds them"
-        )
+        print_status("warning: MMF is not installed; run `mmfw setup`, then this command again so that MMF finds them")
 
 
 def _require_harmless(lmdb: Path) -> None:
@@ -137,9 +128,7 @@ def _require_harmless(lmdb: Path) -> None:
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace an existing LMDB.")
 @options.as_json
-def add(
-    folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, force: bool, as_json: bool
-) -> None:
+def add(folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, force: bool, as_json: bool) -> None:
     """Build an LMDB of region features from the .npy files in FOLDERs.
 
     NAME.npy contains the features of the image NAME and NAME_info.npy its boxes, in the format of MMF's
@@ -187,9 +176,7 @@ class _RequiredFiles(NamedTuple):
     overrides: Sequence[str]
 
 
-def _find_required_files(
-    arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None
-) -> _RequiredFiles:
+def _find_required_files(arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _RequiredFiles:
     """Return the files that the given presets need, else the newest run, else all presets."""
     preset_names, overrides = split_arguments(arguments)
     places, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()

@@ -144,8 +144,7 @@ trust = click.option(
 precision = click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
-    help="Mixed precision: bf16, or fp16 on older GPUs. fp32 is full precision.  [default: the run's, "
-    "else fp32]",
+    help="Mixed precision: bf16, or fp16 on older GPUs. fp32 is full precision.  [default: the run's, else fp32]",
 )
 
 fast = click.option(
@@ -171,9 +170,7 @@ def output_format(*other_formats: str, help_text: str) -> _Decorator:
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
-allow_missing = click.option(
-    "--allow-missing", is_flag=True, help="Exclude rows with missing features or images."
-)
+allow_missing = click.option("--allow-missing", is_flag=True, help="Exclude rows with missing features or images.")
 
 no_retry = click.option(
     "--no-retry",
@@ -201,9 +198,7 @@ def process_options(function: Callable[..., Any]) -> Callable[..., Any]:
     nproc_attrs: dict[str, Any] = {"envvar": "MMFW_NPROC", "show_envvar": True}
     nproc = number_or_auto("--nproc", f"{nproc_help}  [default: 1]", **nproc_attrs)
     cpu = click.option("--cpu", is_flag=True, help="Train on the CPU even if there are GPUs.")
-    nnodes = number(
-        "--nnodes", help_text="Number of nodes (machines); start the same command on each.", default=1
-    )
+    nnodes = number("--nnodes", help_text="Number of nodes (machines); start the same command on each.", default=1)
     node_rank = number(
         "--node-rank", help_text="Node rank of this machine, from 0. The run is saved on node 0.", minimum=0
     )
@@ -244,9 +239,7 @@ def password_options(function: Callable[..., None]) -> Callable[..., None]:
         help="The archive's password. It is visible in the process list and stays in the shell's history; to "
         "avoid that, use --password-file, the variable MMFW_PASSWORD or the hidden prompt.",
     )
-    @click.option(
-        "--password-file", type=EXISTING_FILE, metavar="F", help="File whose first line is the password."
-    )
+    @click.option("--password-file", type=EXISTING_FILE, metavar="F", help="File whose first line is the password.")
     @wraps(function)
     def command(*, password: str | None, password_file: Path | None, **arguments: Any) -> None:
         if password_file is not None:
@@ -265,12 +258,8 @@ def archive_options(function: Callable[..., None]) -> Callable[..., None]:
     @password_options
     @keep_archives
     @wraps(function)
-    def command(
-        *, source: str | None, ask: PasswordCallback | None, keep_archives: bool, **arguments: object
-    ) -> None:
-        function(
-            mirror=replace(Mirror.from_source(source), keep_archives=keep_archives, ask=ask), **arguments
-        )
+    def command(*, source: str | None, ask: PasswordCallback | None, keep_archives: bool, **arguments: object) -> None:
+        function(mirror=replace(Mirror.from_source(source), keep_archives=keep_archives, ask=ask), **arguments)
 
     return command
 

@@ -48,12 +48,7 @@ class _WeightOptions:
 
 
 # Options about prediction files, which --image does not write.
-_FILE_OPTIONS = {
-    "threshold": "--threshold",
-    "output": "--output",
-    "report": "--report",
-    "trackers": "--track",
-}
+_FILE_OPTIONS = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
 
 
 @click.command(cls=Command)
@@ -72,9 +67,7 @@ _FILE_OPTIONS = {
     shell_complete=options.make_completer("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET, downloaded if necessary.",
 )
-@click.option(
-    "--best-of", metavar="SWEEP", help="Use all seeds of the best combination, by validation AUROC."
-)
+@click.option("--best-of", metavar="SWEEP", help="Use all seeds of the best combination, by validation AUROC.")
 @click.option(
     "--with",
     "exported",
@@ -128,9 +121,7 @@ _FILE_OPTIONS = {
 @options.precision
 @options.fast
 @click.option(
-    "--report/--no-report",
-    default=True,
-    help="Write a report page next to the predictions, which takes a few seconds.",
+    "--report/--no-report", default=True, help="Write a report page next to the predictions, which takes a few seconds."
 )
 @options.output(
     "Folder for prediction files, scores and pages. They get new names, so that nothing is overwritten. "
@@ -141,9 +132,7 @@ _FILE_OPTIONS = {
 @options.no_retry
 @options.data_dir
 @options.save_dir_and_json
-@options.collect_options(
-    command_options=CommandOptions, weights=_WeightOptions, prediction_options=PredictionOptions
-)
+@options.collect_options(command_options=CommandOptions, weights=_WeightOptions, prediction_options=PredictionOptions)
 def command(
     arguments: tuple[str, ...],
     weights: _WeightOptions,
@@ -193,9 +182,7 @@ def command(
     if len({member.run for member in members}) > 1:
         require_no_env_run_id(active_trackers)
     output = prediction_options.output and prediction_options.output.absolute()
-    prediction_options = replace(
-        prediction_options, output=output, features=find_lmdb(features) if features else None
-    )
+    prediction_options = replace(prediction_options, output=output, features=find_lmdb(features) if features else None)
     if prediction_options.image:
         probas = evaluation.predict_meme(members, save_dir, prediction_options, RunDisplay)
         _print_probas(probas, members, prediction_options.ensemble, as_json)
@@ -239,11 +226,7 @@ def _require_one_weight_source(
     preset, command_options = weights.published, prediction_options.command_options
     if weights.exported:
         conflicting: dict[str, object] = {"RUN": runs, "KEY=VALUE": command_options.overrides}
-        conflicting |= {
-            "--checkpoint": weights.checkpoint,
-            "--published": preset,
-            "--best-of": weights.best_of,
-        }
+        conflicting |= {"--checkpoint": weights.checkpoint, "--published": preset, "--best-of": weights.best_of}
         conflicting |= {"--source": weights.source, "--features": prediction_options.features}
         conflicting |= {
             "--batch-size": command_options.batch_size,
@@ -255,9 +238,7 @@ def _require_one_weight_source(
     if weights.best_of is not None and (runs or preset is not None):
         raise UsageError("--best-of cannot be combined with RUN or --published")
     if weights.source is not None and preset is None:
-        raise UsageError(
-            "--source requires --published", hint="use `mmfw features fetch PRESET --source ...`"
-        )
+        raise UsageError("--source requires --published", hint="use `mmfw features fetch PRESET --source ...`")
     if preset is not None and (runs or weights.checkpoint):
         other = "--checkpoint" if weights.checkpoint else f"a run ({runs[0]})"
         raise UsageError(f"--published and {other} both select the weights", hint="use one of them")
@@ -282,9 +263,7 @@ def _choose_members(
     if weights.published is not None:
         places = MmfPaths.resolve(prediction_options.data_dir, save_dir)
         is_user_data = bool(prediction_options.memes or prediction_options.image)
-        split = prediction_options.split or (
-            () if is_user_data else tuple(find_paper_splits(places.dataset).values())
-        )
+        split = prediction_options.split or (() if is_user_data else tuple(find_paper_splits(places.dataset).values()))
         for name in split:  # before a long download
             require_split(places.dataset, name)
         run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_user_data)

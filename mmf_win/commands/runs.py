@@ -104,11 +104,7 @@ def command(
     else:
         lines = [*map(_run_row, summaries), *sweeps]
         columns = [name for name in lines[0] if any(row.get(name) is not None for row in lines)]
-        print(
-            format_table(
-                columns, [[row.get(name) for name in columns] for row in lines], optional=_OPTIONAL_COLUMNS
-            )
-        )
+        print(format_table(columns, [[row.get(name) for name in columns] for row in lines], optional=_OPTIONAL_COLUMNS))
 
 
 # Dropped on a narrow terminal; `--format csv` and `mmfw runs show` show everything.
@@ -147,9 +143,7 @@ def _sweep_row(folder: Path) -> dict[str, object]:
 
 @command.command()
 @click.argument("run", required=False, shell_complete=_COMPLETE_RUN)
-@click.option(
-    "--verify", is_flag=True, help="Read all checkpoints, and show what they contain and which are intact."
-)
+@click.option("--verify", is_flag=True, help="Read all checkpoints, and show what they contain and which are intact.")
 @click.option("--config", is_flag=True, help="Print only the run's settings, as a tree of MMF's keys.")
 @options.save_dir_and_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
@@ -191,9 +185,7 @@ def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
     best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
     amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates"
     amount += f" in {format_duration(summary.seconds)}"
-    settings = [
-        f"{key}={format_override_value(value)}" for key, value in run["settings"].items() if value is not None
-    ]
+    settings = [f"{key}={format_override_value(value)}" for key, value in run["settings"].items() if value is not None]
     splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
     facts = {
         "Run": f"{run['id']}, {run['state']}",
@@ -266,9 +258,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
             raise UsageError(f"{name} matches {len(run_ids)} runs", hint=hint)
     for run in selected:
         require_unused(run)
-    confirm_and_remove(
-        {run.id: run.path for run in selected}, lambda: [*map(remove_run, selected)], yes, as_json
-    )
+    confirm_and_remove({run.id: run.path for run in selected}, lambda: [*map(remove_run, selected)], yes, as_json)
 
 
 def confirm_and_remove(
@@ -323,10 +313,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differences})
         return
-    rows = [
-        (key, _format_cell(one), _format_cell(other))
-        for key, (one, other) in {**scores, **differences}.items()
-    ]
+    rows = [(key, _format_cell(one), _format_cell(other)) for key, (one, other) in {**scores, **differences}.items()]
     print(format_table(("", a.id, b.id), rows))
 
 

@@ -17,10 +17,7 @@ from mmf_win.upstream.install import pip_hint, select_mmf
 
 @click.command(cls=Command)
 @click.option(
-    "--mmf",
-    "source",
-    metavar="pypi|github|DIR",
-    help="Source of MMF.  [default: the previous source, at first pypi]",
+    "--mmf", "source", metavar="pypi|github|DIR", help="Source of MMF.  [default: the previous source, at first pypi]"
 )
 @click.option("--force", is_flag=True, help="Fetch MMF again even if it is intact.")
 @click.option("--torch", is_flag=True, help="Only print the pip command for PyTorch for this machine.")

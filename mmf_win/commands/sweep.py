@@ -77,9 +77,7 @@ def command() -> None:
 @click.option("--seeds", callback=_parse_seeds, metavar="N-M", help="Seeds for each combination.")
 @options.number("--updates", help_text="Total updates of each run of a preset.")
 @options.number(
-    "--slots",
-    "count",
-    help_text="Tasks that run at the same time; they get the GPUs in turn.  [default: one per GPU]",
+    "--slots", "count", help_text="Tasks that run at the same time; they get the GPUs in turn.  [default: one per GPU]"
 )
 @click.option(
     "-r",
@@ -96,9 +94,7 @@ def command() -> None:
     help="Run the tasks on the Ray cluster that this machine is part of.  [default: on this machine]",
 )
 @click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
-@click.option(
-    "-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of each task."
-)
+@click.option("-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of each task.")
 @click.option("-f", "--force", is_flag=True, help="Run finished tasks again, from the beginning.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", help_text="Only N random combinations of each choice.")
@@ -110,9 +106,7 @@ def command() -> None:
 @options.data_dir
 @options.save_dir_and_json
 @options.collect_options(sweep_options=SweepOptions)
-def run(
-    sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: UploadOptions, as_json: bool
-) -> None:
+def run(sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: UploadOptions, as_json: bool) -> None:
     """Run a sweep, or the remaining tasks of one.
 
     A PRESET is trained with every combination of the values and seeds. A FILE defines the commands and their
@@ -135,12 +129,8 @@ def run(
         raise UsageError("missing PRESET, FILE or SWEEP", hint="see the examples of `mmfw sweep run --help`")
     require_no_env_run_id(enabled_trackers(trackers, upload_options))
     explicit = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
-    arguments = [
-        item for name in trackers if explicit for item in ("--track", name)
-    ]  # tasks inherit MMFW_TRACK
-    sweep = plan_sweep(
-        replace(sweep_options, track_arguments=[*arguments, *upload_options.arguments]), resume_argv
-    )
+    arguments = [item for name in trackers if explicit for item in ("--track", name)]  # tasks inherit MMFW_TRACK
+    sweep = plan_sweep(replace(sweep_options, track_arguments=[*arguments, *upload_options.arguments]), resume_argv)
     if sweep_options.dry_run:
         _print_plan(sweep, as_json)
     else:
@@ -157,9 +147,7 @@ def _print_outcome(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None
     """
     folder, tasks, resume_command = sweep.folder, sweep.tasks, format_command(*sweep.resume_argv)
     # Commands that were not selected for this call may remain.
-    done = (
-        task.state == "queued" and not {*task.remaining_commands} & {*sweep.runner.template} for task in tasks
-    )
+    done = (task.state == "queued" and not {*task.remaining_commands} & {*sweep.runner.template} for task in tasks)
     states = Counter("success" if is_done else task.state for task, is_done in zip(tasks, done, strict=True))
     rows = build_table(folder) if as_json or states["success"] else []
     if as_json:
@@ -187,13 +175,9 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
         print_status(f"data folder of the mmfw commands: {sweep.data_dir}")
     plans: list[dict[str, Any]] = []
     for task in sweep.tasks:
-        remaining = [
-            name for name in runner.template if name in task.remaining_commands and task.state != "pruned"
-        ]
+        remaining = [name for name in runner.template if name in task.remaining_commands and task.state != "pruned"]
         argv_by_name = {name: runner.build_command(task, name) for name in remaining}
-        commands = {
-            name: argv[0] if runner.shell else format_command(*argv) for name, argv in argv_by_name.items()
-        }
+        commands = {name: argv[0] if runner.shell else format_command(*argv) for name, argv in argv_by_name.items()}
         plans.append({"task": task.name, "state": task.state, "commands": commands})
     remaining_tasks = sum(bool(entry["commands"]) for entry in plans)
     runs = remaining_tasks + trials
@@ -203,13 +187,7 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
         seconds, space = seconds_per_run * -(-runs // slots), bytes_per_run * runs
     if as_json:
         print_json(
-            {
-                "tasks": plans,
-                "orphans": sweep.unused_parameters,
-                "slots": slots,
-                "seconds": seconds,
-                "bytes": space,
-            }
+            {"tasks": plans, "orphans": sweep.unused_parameters, "slots": slots, "seconds": seconds, "bytes": space}
         )
         return
     for entry in plans:
@@ -309,9 +287,7 @@ def table(
         print_status(f"{folder.path}: no finished tasks")
 
 
-def _print_table(
-    table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False
-) -> None:
+def _print_table(table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False) -> None:
     """Print the table of a sweep, which has at least one row."""
     if table_format in ("csv", "tsv"):
         rows = [
@@ -322,13 +298,7 @@ def _print_table(
         print_csv(names, rows, "," if table_format == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in table_rows for name in line.metrics))
-    header = [
-        *table_rows[0].parameters,
-        "runs",
-        "split",
-        *metrics,
-        *(("difference", "p") if with_comparison else ()),
-    ]
+    header = [*table_rows[0].parameters, "runs", "split", *metrics, *(("difference", "p") if with_comparison else ())]
     cells = [_table_cells(line, metrics, with_comparison=with_comparison) for line in table_rows]
     print(format_table([*header, "first task"], cells, optional=["first task"]))
 

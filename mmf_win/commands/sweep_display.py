@@ -46,9 +46,7 @@ class SweepDisplay:
         score = f", best AUROC {display.best_auroc:.4f}" if display.best_auroc is not None else ""
         detail = f": {task.message}" if task.message else score
         state = "stopped, can be resumed" if task.state == "queued" else task.state
-        print_status(
-            f"{state}: {task.name}, {format_duration(time.monotonic() - display.start_time)}{detail}"
-        )
+        print_status(f"{state}: {task.name}, {format_duration(time.monotonic() - display.start_time)}{detail}")
         if task.state != "queued":
             self._total_progress.advance(1)
 

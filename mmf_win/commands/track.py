@@ -17,21 +17,8 @@ from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task_folder, usage_lock
 from mmf_win.runs.lookup import find_runs, list_runs_with_sweeps
-from mmf_win.tracking.tracker import (
-    TRACKERS,
-    CheckpointChoice,
-    Tracker,
-    create_tracker,
-    require_no_env_run_id,
-)
-from mmf_win.tracking.upload import (
-    SweepInfo,
-    Uploader,
-    UploadOptions,
-    UploadState,
-    event_files,
-    load_upload_states,
-)
+from mmf_win.tracking.tracker import TRACKERS, CheckpointChoice, Tracker, create_tracker, require_no_env_run_id
+from mmf_win.tracking.upload import SweepInfo, Uploader, UploadOptions, UploadState, event_files, load_upload_states
 from mmf_win.upstream.install import require_packages
 
 
@@ -53,12 +40,8 @@ def make_tracking_options(option: str, help_text: str) -> Callable[[Callable[...
     attrs: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
     trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=help_text, **attrs)
     models = click.option("--track-models", "models", type=choice, default="none", help=models_help)
-    page = click.option(
-        "--track-page", "pages", is_flag=True, help="Upload the report page, which contains memes."
-    )
-    return lambda function: trackers(
-        models(page(options.collect_options(upload_options=UploadOptions)(function)))
-    )
+    page = click.option("--track-page", "pages", is_flag=True, help="Upload the report page, which contains memes.")
+    return lambda function: trackers(models(page(options.collect_options(upload_options=UploadOptions)(function))))
 
 
 tracking_options = make_tracking_options(
@@ -76,9 +59,7 @@ def enabled_trackers(names: Sequence[str], upload_options: UploadOptions) -> lis
         UsageError: A server is not valid or not set, or upload options are given without a tracker.
     """
     if not names and upload_options != UploadOptions():
-        raise UsageError(
-            "--track-models and --track-page require --track", hint="select a tracker with --track"
-        )
+        raise UsageError("--track-models and --track-page require --track", hint="select a tracker with --track")
     trackers = [create_tracker(name) for name in dict.fromkeys(names)]
     for tracker in trackers:
         tracker.require_usable()
@@ -135,9 +116,7 @@ def push(
     runs = find_runs(save_dir, name)
     if not runs:
         command_line = format_command("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
-        raise UsageError(
-            f"{name}: no task of this sweep has a run", hint=f"run `{command_line}` to see its tasks"
-        )
+        raise UsageError(f"{name}: no task of this sweep has a run", hint=f"run `{command_line}` to see its tasks")
     if len(runs) > 1:
         require_no_env_run_id(active_trackers)
     uploads = []
@@ -154,9 +133,7 @@ def push(
     else:
         for upload in uploads:
             where = "" if upload["upload"] == "server" else f" ({upload['upload']})"
-            print_status(
-                f"{upload['run']}: {upload['link']}{where}{'' if upload['new'] else ', already up to date'}"
-            )
+            print_status(f"{upload['run']}: {upload['link']}{where}{'' if upload['new'] else ', already up to date'}")
 
 
 def _push_run(run: Run, tracker: Tracker, upload_options: UploadOptions) -> dict[str, Any]:

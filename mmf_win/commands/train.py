@@ -69,9 +69,7 @@ from mmf_win.upstream.install import find_mmf
     "--batch-size",
     "Rows per update, over all GPUs. auto keeps the preset's number, in the largest micro-batches that fit.",
 )
-@click.option(
-    "--name", metavar="NAME", help="Name of the run's folder in the save dir.  [default: the preset's name]"
-)
+@click.option("--name", metavar="NAME", help="Name of the run's folder in the save dir.  [default: the preset's name]")
 @options.number("--updates", help_text="Total updates of the run, including those before a resume.")
 @options.number("--epochs", help_text="Total epochs of the run, instead of --updates.")
 @options.number("--seed", minimum=0, help_text="Random seed.  [default: a new one]")
@@ -220,20 +218,14 @@ def _require_valid_name(name: str | None) -> None:
     """Reject a run name that is invalid on Windows, looks like an option or override, or needs escaping."""
     if name is None:
         return
-    valid_name = short_portable_name(
-        short_portable_name(escape_controls(name)).replace("=", "-").lstrip("-") or "run"
-    )
+    valid_name = short_portable_name(short_portable_name(escape_controls(name)).replace("=", "-").lstrip("-") or "run")
     valid_name = "run" if valid_name.casefold() == SWEEPS_DIR else valid_name
     if name != valid_name:
         raise UsageError(f"invalid run name: {name!r}", hint=f"use `{format_command('--name', valid_name)}`")
 
 
 def _require_one_start(
-    preset: str | None,
-    command_options: CommandOptions,
-    resume: str | None,
-    init: str | None,
-    source: str | None,
+    preset: str | None, command_options: CommandOptions, resume: str | None, init: str | None, source: str | None
 ) -> None:
     """Reject options that contradict each other, or that do not select what to train."""
     if command_options.updates and command_options.epochs:
@@ -242,9 +234,7 @@ def _require_one_start(
         message = "--init requires PRESET and cannot be combined with --resume"
         raise UsageError(message, hint="run `mmfw train PRESET --init published|PATH`")
     if source and init != training.PUBLISHED:
-        raise UsageError(
-            "--source requires --init published", hint="use `mmfw features fetch PRESET --source ...`"
-        )
+        raise UsageError("--source requires --init published", hint="use `mmfw features fetch PRESET --source ...`")
     if resume is None and not preset:
         hint = "run `mmfw train --list` to see the presets, or `mmfw runs` to see the runs"
         raise UsageError("missing PRESET or --resume", hint=hint)
@@ -330,17 +320,13 @@ def _print_presets(as_json: bool) -> None:
     if version is None:
         print_status("Published weights: unknown without MMF's zoo; run `mmfw setup` to install MMF.")
     else:
-        print_status(
-            f"Published weights: from the zoo of MMF {version}; use `mmfw predict --published PRESET`."
-        )
+        print_status(f"Published weights: from the zoo of MMF {version}; use `mmfw predict --published PRESET`.")
 
 
 def _format_score(score: PublishedScore | None) -> str | None:
     if score is None:
         return None
-    return f"{100 * score.value:.2f}" + (
-        f"±{100 * score.standard_deviation:.2f}" if score.standard_deviation else ""
-    )
+    return f"{100 * score.value:.2f}" + (f"±{100 * score.standard_deviation:.2f}" if score.standard_deviation else "")
 
 
 def _published_score_text(published_scores: dict[str, Any], coverage: Coverage) -> str | None:
@@ -369,8 +355,6 @@ def _print_result(run: Run, as_json: bool) -> None:
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     print_status(f"{updates} in {format_duration(summary.seconds)}: {run.path}")
     request = run.request()
-    has_test = (
-        DatasetPaths.from_data_dir(Path(request.data_dir)).annotation_file(request.splits["test"]).is_file()
-    )
+    has_test = DatasetPaths.from_data_dir(Path(request.data_dir)).annotation_file(request.splits["test"]).is_file()
     split = [] if has_test else ["--split", request.splits["val"]]
     print_status(f"next: {format_command('mmfw', 'predict', run.path, *split)}")

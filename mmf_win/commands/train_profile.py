@@ -17,18 +17,7 @@ from mmf_win.runs.plan import RunJob
 from mmf_win.runs.profiling import job_from_run, run_profile
 from mmf_win.runs.request import CommandOptions
 
-_REFUSED_OPTIONS = {
-    "name",
-    "keep",
-    "trackers",
-    "models",
-    "pages",
-    "nproc",
-    "nnodes",
-    "node_rank",
-    "rdzv",
-    "dry_run",
-}
+_REFUSED_OPTIONS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
 
 
 def require_profilable(context: click.Context) -> None:

@@ -36,9 +36,7 @@ parts_argument = options.positional_arguments(
 @parts_argument
 @click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
 @options.folders_and_json
-def command(
-    arguments: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
-) -> None:
+def command(arguments: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     r"""Verify the files that mmfw has written: the dataset, features and weights, checkpoints, MMF.
 
     A PRESET stands for the features and weights that it reads, with KEY=VALUE overrides as for `mmfw train`.

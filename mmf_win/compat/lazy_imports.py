@@ -93,11 +93,7 @@ PATCHES = (
             defer_import("transformers.utils.generic", "..model_debugging_utils"),
             # Not in versions that import a constant first: only functions and classes can be lazy.
             defer_import("transformers.modeling_utils", ".integrations.tensor_parallel", "(\n    _get"),
-            Edit(
-                "transformers.modeling_utils",
-                "\n_is_dtensor_available = ",
-                "\n_is_dtensor_available = False and ",
-            ),
+            Edit("transformers.modeling_utils", "\n_is_dtensor_available = ", "\n_is_dtensor_available = False and "),
             Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
             Edit(  # allocates new weights, such as those of a head
                 "transformers.modeling_utils",

@@ -35,11 +35,7 @@ cached_annotation_file = cache(AnnotationFile)
 
 
 def _load_jsonl(self: Any, path: str) -> None:
-    self.data, self.start_idx, self.mmfw_file = (
-        to_mmf_annotations(cached_annotation_file(Path(path))),
-        0,
-        path,
-    )
+    self.data, self.start_idx, self.mmfw_file = (to_mmf_annotations(cached_annotation_file(Path(path))), 0, path)
 
 
 def _patch_image_opening(module: ModuleType) -> None:
@@ -143,9 +139,7 @@ PATCHES = (
     Patch(
         name="annotation-files",
         problem="AnnotationDatabase: fails on a byte order mark, blank lines, a JSON list and null labels",
-        after_import={
-            _ANNOTATIONS: lambda module: setattr(module.AnnotationDatabase, "_load_jsonl", _load_jsonl)
-        },
+        after_import={_ANNOTATIONS: lambda module: setattr(module.AnnotationDatabase, "_load_jsonl", _load_jsonl)},
     ),
     Patch(
         name="data-elsewhere",
@@ -161,9 +155,7 @@ PATCHES = (
         name="names-of-folders",
         problem="MMFDataset and others: misinterpret a comma, brackets and ${...} in a path",
         edits=tuple(
-            Edit(
-                f"mmf.{module}", old, new.format(old), {"parts": split_paths, "literal": escape_interpolation}
-            )
+            Edit(f"mmf.{module}", old, new.format(old), {"parts": split_paths, "literal": escape_interpolation})
             for module, old, new in (
                 ("datasets.mmf_dataset", 'path.split(",")', "parts(path, self.config.data_dir)"),
                 ("datasets.databases.features_database", 'path.split(",")', "parts(path)"),
@@ -218,9 +210,7 @@ PATCHES = (
         name="predictions",
         problem="generate_prediction: waits for the GPU three times per meme because of .item()",
         after_import={
-            _MEMES: lambda module: vars(module).update(
-                dict.fromkeys(_PREDICTION_FUNCTIONS, generate_prediction)
-            )
+            _MEMES: lambda module: vars(module).update(dict.fromkeys(_PREDICTION_FUNCTIONS, generate_prediction))
         },
         is_optimization=True,
     ),
@@ -236,9 +226,7 @@ PATCHES = (
         problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders contain colons",
         library="Windows",
         edits=single_edit(
-            "mmf.utils.timer",
-            "return time.strftime(format)",
-            'return time.strftime(format).replace(":", "-")',
+            "mmf.utils.timer", "return time.strftime(format)", 'return time.strftime(format).replace(":", "-")'
         ),
     ),
     Patch(

@@ -83,9 +83,7 @@ PATCHES = (
         edits=(
             Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
             # MMF distinguishes a pair (sequence, pooled) from a tensor of two rows only by its length.
-            Edit(
-                "mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"
-            ),
+            Edit("mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"),
             Edit("mmf.models.unimodal", "if len(x) == 2:", "if len(x) == 2 and not torch.is_tensor(x):"),
         ),
     ),
@@ -107,8 +105,7 @@ PATCHES = (
         edits=single_edit(
             "mmf.models.transformers.heads.utils",
             'output = self.losses[loss_name](sample_list, {"scores": logits})',
-            'output = self.losses[loss_name](sample_list, {"scores": logits})'
-            ' if "targets" in sample_list else {}',
+            'output = self.losses[loss_name](sample_list, {"scores": logits}) if "targets" in sample_list else {}',
         ),
     ),
     Patch(

@@ -54,9 +54,7 @@ PATCHES = (
         mmf_versions=RC10,
         library="omegaconf >= 2.1",
         edits=single_edit(
-            "mmf.utils.checkpoint",
-            "self.config.pretty(resolve=True)",
-            "OmegaConf.to_yaml(self.config, resolve=True)",
+            "mmf.utils.checkpoint", "self.config.pretty(resolve=True)", "OmegaConf.to_yaml(self.config, resolve=True)"
         ),
     ),
     Patch(
@@ -72,9 +70,7 @@ PATCHES = (
         problem="load_yaml: 15 Hateful Memes configurations are symlinks or, in some checkouts, text files",
         library="Windows",
         edits=tuple(
-            Edit(
-                _CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": resolve_text_link}
-            )
+            Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": resolve_text_link})
             for name, path in (
                 ("abs_f", "get_absolute_path(f)"),
                 ("relative", "os.path.abspath(os.path.join(get_mmf_root(), f))"),

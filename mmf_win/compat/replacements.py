@@ -20,12 +20,7 @@ import torch
 
 from mmf_win.errors import DatasetError
 
-_GLOVE_DIMENSIONS = {
-    "42B": (300,),
-    "840B": (300,),
-    "twitter.27B": (25, 50, 100, 200),
-    "6B": (50, 100, 200, 300),
-}
+_GLOVE_DIMENSIONS = {"42B": (300,), "840B": (300,), "twitter.27B": (25, 50, 100, 200), "6B": (50, 100, 200, 300)}
 
 
 class AdamW(torch.optim.AdamW):

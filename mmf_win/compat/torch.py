@@ -45,9 +45,7 @@ PATCHES = (
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
         # The module only tells torch.compile the shapes of the missing operators, which MMF does not need.
-        after_import={
-            "torch": lambda _: sys.modules.update({_META_REGISTRATIONS: ModuleType(_META_REGISTRATIONS)})
-        },
+        after_import={"torch": lambda _: sys.modules.update({_META_REGISTRATIONS: ModuleType(_META_REGISTRATIONS)})},
         is_needed=_is_torchvision_mismatched,
     ),
     Patch(
@@ -66,9 +64,7 @@ PATCHES = (
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of vectors",
         library="torchtext",
         edits=single_edit(
-            "mmf.utils.vocab",
-            "from torchtext import vocab",
-            "from mmf_win.compat import replacements as vocab",
+            "mmf.utils.vocab", "from torchtext import vocab", "from mmf_win.compat import replacements as vocab"
         ),
     ),
     Patch(
@@ -100,8 +96,7 @@ PATCHES = (
         mmf_versions=RC10,
         library="a computer without CUDA",
         edits=tuple(
-            Edit(module, ".cuda()", '.to("cuda" if torch.cuda.is_available() else "cpu")')
-            for module in _CUDA_CALLERS
+            Edit(module, ".cuda()", '.to("cuda" if torch.cuda.is_available() else "cpu")') for module in _CUDA_CALLERS
         ),
     ),
 )

@@ -48,9 +48,7 @@ def forbid_remote_code() -> None:
     )
 
 
-def _raise_remote_code_error(
-    class_name: str, module_path: str | PathLike[str], **options: object
-) -> NoReturn:
+def _raise_remote_code_error(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
     message = f"{module_path}: code that comes with a model was not run ({class_name})"
     raise DataError(message, hint="if you trust it, repeat the command with --trust")
 
@@ -100,9 +98,7 @@ PATCHES = (
         problem="LXMERT: BertSelfAttention no longer has encoder_attention_mask, only attention_mask",
         mmf_versions=RC12,
         library="transformers >= 4.54",
-        edits=single_edit(
-            "mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"
-        ),
+        edits=single_edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
         is_needed=source_lacks(_BERT, "attention_mask = encoder_attention_mask"),
     ),
 )

@@ -42,9 +42,7 @@ _CSV_HINT = "rename the file to end in .csv; user data may be CSV"
 _JSON_LINES_HINT = 'write one JSON object per line: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _UTF8_HINT = "save it as UTF-8 (“CSV UTF-8” in Excel)"
 _TEXT_IDS_HINT = "save the table as CSV with the columns id, img, text and label; its ids may be any text"
-_LABEL_HINT = (
-    "write 1 for hateful and 0 for not, without quotes; if a meme has several labels, use the majority"
-)
+_LABEL_HINT = "write 1 for hateful and 0 for not, without quotes; if a meme has several labels, use the majority"
 _COLUMN_SYNONYMS = {
     "id": ("meme_id", "image_id", "uid", "index"),
     "img": ("image", "image_path", "img_path", "file", "filename", "file_name", "image_name", "path"),
@@ -122,9 +120,7 @@ class AnnotationFile:
             DatasetError: A line is invalid, or two lines have the same id; the error names file and line.
         """
         name = self._display_name
-        rows = [
-            _parse_row(f"{name}:{number}", number, value) for number, value in parse_objects(self.lines, name)
-        ]
+        rows = [_parse_row(f"{name}:{number}", number, value) for number, value in parse_objects(self.lines, name)]
         require_unique_ids(name, ((row.id, row.line) for row in rows))
         return rows
 
@@ -185,9 +181,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     existing = splits_on_disk(paths)
     if not existing:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=missing_dataset_hint(paths))
-    suggestion = (
-        "pass --split once per split; " if "," in split else suggestion_hint(Path(split).stem, existing)
-    )
+    suggestion = "pass --split once per split; " if "," in split else suggestion_hint(Path(split).stem, existing)
     hint = f"{suggestion}use one of: {', '.join(existing)}"
     raise DatasetError(f"{paths.annotations}: no such split: {split}", hint=hint)
 
@@ -236,11 +230,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
         )
         hint = f"add dev.csv or dev.jsonl to the files that were converted, then run `{convert_command}`"
         raise NoValidationSplitError(message, hint=hint)
-    return {
-        "train": "train",
-        "val": val,
-        "test": next((s for s in _TEST_SPLITS if s in existing), _TEST_SPLITS[0]),
-    }
+    return {"train": "train", "val": val, "test": next((s for s in _TEST_SPLITS if s in existing), _TEST_SPLITS[0])}
 
 
 def _split_lines(text: str, display_name: str) -> list[tuple[int, str]]:
@@ -269,18 +259,14 @@ def read_text_and_sha256(path: Path, display_name: str) -> tuple[str, str]:
     except OSError as error:
         raise DatasetError(f"{display_name}: {error.strerror}") from None
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DatasetError(
-            f"{display_name}: encoded in UTF-16 (as PowerShell's > writes), not UTF-8", hint=_UTF8_HINT
-        )
+        raise DatasetError(f"{display_name}: encoded in UTF-16 (as PowerShell's > writes), not UTF-8", hint=_UTF8_HINT)
     try:
         return content.decode("utf-8-sig"), hashlib.sha256(content).hexdigest()
     except UnicodeDecodeError:
         raise DatasetError(f"{display_name}: not a text file in UTF-8", hint=_UTF8_HINT) from None
 
 
-def parse_objects(
-    lines: Iterable[tuple[int, str]], display_name: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def parse_objects(lines: Iterable[tuple[int, str]], display_name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and JSON object of each line, or raise ``DatasetError`` for an invalid line."""
     for number, line in lines:
         try:
@@ -319,9 +305,7 @@ def is_valid_unicode(text: str) -> bool:
     return re.search(r"[\ud800-\udfff]", text) is None
 
 
-def require_columns(
-    location: str, columns: Iterable[str], *required: str, hint: str = _JSON_LINES_HINT
-) -> None:
+def require_columns(location: str, columns: Iterable[str], *required: str, hint: str = _JSON_LINES_HINT) -> None:
     """Require columns of a table or keys of a JSON object.
 
     Raises:
@@ -342,9 +326,7 @@ def _rename_columns_hint(columns: Iterable[str], *missing: str) -> str | None:
     return f"rename {', '.join(renames)}" if renames else None
 
 
-def require_labels(
-    display_name: str, split: str, rows: Sequence[AnnotationRow], columns: Collection[str] = ()
-) -> None:
+def require_labels(display_name: str, split: str, rows: Sequence[AnnotationRow], columns: Collection[str] = ()) -> None:
     """Require labels, except in a test split, for which a warning is logged.
 
     The columns of the first row are used in the hint.
@@ -367,9 +349,7 @@ def require_labels(
         _log.warning("%s; using %s as a split without labels (to change this, %s)", message, split, hint)
 
 
-def invalid_value_error(
-    location: str, key: str, expected: str, value: object, hint: str | None = None
-) -> DatasetError:
+def invalid_value_error(location: str, key: str, expected: str, value: object, hint: str | None = None) -> DatasetError:
     """Return the error for an invalid value; ``location`` is the file and line."""
     text = json.dumps(value)
     text = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"

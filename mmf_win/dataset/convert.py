@@ -34,12 +34,7 @@ from mmf_win.integrity.manifest import (
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
 from mmf_win.unpacking.extract import install_repaired, install_staged, make_manifest
-from mmf_win.unpacking.staging import (
-    finish_installation,
-    open_staging,
-    require_complete_install,
-    require_space,
-)
+from mmf_win.unpacking.staging import finish_installation, open_staging, require_complete_install, require_space
 
 _log = logging.getLogger(__name__)
 
@@ -119,9 +114,7 @@ def convert(
     paths, mmfw_folders = places.dataset, _list_mmfw_folders(source, places)
     interrupted = not finish_installation(paths.root)
     notes = load_manifest_notes(paths.root)
-    same_source = (
-        notes is not None and notes.source is not None and notes.source.is_same(source, exclude=mmfw_folders)
-    )
+    same_source = notes is not None and notes.source is not None and notes.source.is_same(source, exclude=mmfw_folders)
     load_manifest = load_intact_manifest if same_source or force else Manifest.load
     old_manifest = None if interrupted else load_manifest(paths.root)
     # An edited manifest shows which files belong to the user, but not which are intact.
@@ -157,15 +150,11 @@ def convert(
         )
         new_manifest = make_manifest(paths.root, files, origin, result=asdict(result))
         # Annotations of an earlier release are removed; files that the user added are kept.
-        stale = [
-            f for f in old_files if old_manifest is None or f"annotations/{f.name}" in old_manifest.files
-        ]
+        stale = [f for f in old_files if old_manifest is None or f"annotations/{f.name}" in old_manifest.files]
         obsolete = [paths.images / "img", *stale]
         if old_manifest is not None or not (same_source or interrupted):
             _keep_user_files(paths, staging.new_dir, old_manifest)
-        install_staged(
-            staging, new_manifest, obsolete_paths=[] if same_source and manifest is None else obsolete
-        )
+        install_staged(staging, new_manifest, obsolete_paths=[] if same_source and manifest is None else obsolete)
         return result
 
 
@@ -214,9 +203,7 @@ def _keep_user_files(paths: DatasetPaths, new_root: Path, manifest: Manifest | N
             )
 
 
-def _count_shared_ids(
-    splits: Mapping[str, Sequence[AnnotationRow]], images: Collection[str]
-) -> dict[str, int]:
+def _count_shared_ids(splits: Mapping[str, Sequence[AnnotationRow]], images: Collection[str]) -> dict[str, int]:
     ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
@@ -229,9 +216,7 @@ def _required_bytes(archive: Archive, layout: Layout) -> int:
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
 
 
-def repair_dataset(
-    places: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None
-) -> list[str]:
+def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None) -> list[str]:
     """Rewrite damaged or missing files of the dataset, and complete a killed conversion.
 
     Files that mmfw did not write, such as the user's annotations, do not change.

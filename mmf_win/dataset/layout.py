@@ -67,9 +67,7 @@ def find_layout(source: Path, members: Sequence[Member], excluded_folders: Colle
         DatasetError: There is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
-    names = [
-        name for name in names if not any(folder in (source / name).parents for folder in excluded_folders)
-    ]
+    names = [name for name in names if not any(folder in (source / name).parents for folder in excluded_folders)]
     annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(
@@ -143,10 +141,7 @@ def describe_missing_images(splits: Mapping[str, Sequence[AnnotationRow]], image
 
 
 def require_images(
-    source: Path,
-    splits: Mapping[str, Sequence[AnnotationRow]],
-    images: Mapping[str, str],
-    members: Iterable[str],
+    source: Path, splits: Mapping[str, Sequence[AnnotationRow]], images: Mapping[str, str], members: Iterable[str]
 ) -> None:
     """Refuse rows without images.
 
@@ -168,9 +163,7 @@ def require_images(
         hint = f"move images such as {names[0]!a} into a folder img, as JSON Lines requires, "
         hint += 'and write "img/…" in the rows'
     elif len(unnamed) >= len(names):
-        hint = (
-            f"correct the names if only they differ ({names[0]!a} is missing, {unnamed[0]!a} is not used); "
-        )
+        hint = f"correct the names if only they differ ({names[0]!a} is missing, {unnamed[0]!a} is not used); "
         hint += "if the archive garbles names, unpack it with another program and convert the folder"
     else:
         hint = incomplete_archive_hint(source)

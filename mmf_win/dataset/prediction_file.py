@@ -78,9 +78,7 @@ def order_by_ids(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[
         "repeated in the annotations": [i for i, n in counts.items() if n > 1],
     }
     messages = [
-        f"{len(affected)} ids {problem} (first {affected[0]})"
-        for problem, affected in problems.items()
-        if affected
+        f"{len(affected)} ids {problem} (first {affected[0]})" for problem, affected in problems.items() if affected
     ]
     if messages:
         raise DataError("the predictions do not match the annotations: " + ", ".join(messages))
@@ -155,9 +153,7 @@ def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Seque
     places_by_problem["ids that are not in this split"] = [id_ for id_ in counts if id_ not in expected_ids]
     places_by_problem["duplicate ids"] = [id_ for id_, count in counts.items() if count > 1]
     problems = [
-        f"{problem} ({len(lines)}): {summarize_list(lines)}"
-        for problem, lines in places_by_problem.items()
-        if lines
+        f"{problem} ({len(lines)}): {summarize_list(lines)}" for problem, lines in places_by_problem.items() if lines
     ]
     # The positions of excluded ids are unknown.
     return problems or [WRONG_ORDER] * ([id_ for id_ in found_ids if id_ not in excluded_ids] != list(ids))

@@ -40,9 +40,7 @@ class PublishedScore:
     rows: int
 
 
-def find_published_score(
-    published_scores: Mapping[str, Any], split: str, metric: str
-) -> PublishedScore | None:
+def find_published_score(published_scores: Mapping[str, Any], split: str, metric: str) -> PublishedScore | None:
     """Return the paper's score for a split, or None if it has none.
 
     Args:
@@ -58,9 +56,7 @@ def find_published_score(
         number = published_scores[name][metric]
         value, deviation = number if isinstance(number, list) else (number, 0)
         if 0 <= value <= 100 and 0 <= deviation <= 100:
-            return PublishedScore(
-                value / 100, deviation / 100 if deviation else None, split, _PAPER_ROW_COUNTS[name]
-            )
+            return PublishedScore(value / 100, deviation / 100 if deviation else None, split, _PAPER_ROW_COUNTS[name])
     return None
 
 

@@ -72,9 +72,7 @@ def extract_features(
             raise UnsafeFeaturesError(error.message_without(f"{lmdb}:"), prefix=f"{archive}:") from None
 
     try:
-        extract_verified(
-            archive, features, ask=ask, choose=choose_features, validate=validate, obsolete_paths=[marker]
-        )
+        extract_verified(archive, features, ask=ask, choose=choose_features, validate=validate, obsolete_paths=[marker])
     except ArchiveError as error:
         if isinstance(error.hint, CommandHint):
             error.hint = error.hint.with_command("mmfw features extract")

@@ -90,9 +90,7 @@ def unpack_dataset(
         if converted_files is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted_files}
         selected_targets = {
-            member: name
-            for member, name in targets.items()
-            if selected_files is None or name in selected_files
+            member: name for member, name in targets.items() if selected_files is None or name in selected_files
         }
         files = extract_to_staging(
             holder, selected_targets.get, staging, "Converting", digest if holder is archive else None
@@ -103,9 +101,7 @@ def unpack_dataset(
         if not allow_missing and (counts := describe_missing_images(rows, images)):
             used = {row.display_img: flaws[row.img] for row in chain(*rows.values()) if row.img in flaws}
             message = f"{archive.path}: images cannot be used: {counts} ({describe_flaws(used)})"
-            raise DatasetError(
-                message, hint=f"{most_common_hint(used)}, or exclude these memes with --allow-missing"
-            )
+            raise DatasetError(message, hint=f"{most_common_hint(used)}, or exclude these memes with --allow-missing")
         if flaws:
             _log.warning("excluded unusable images: %d (%s)", len(flaws), describe_flaws(flaws))
     for split, listed in rows.items():
@@ -115,9 +111,7 @@ def unpack_dataset(
             _require_kept_rows(archive.path, split, listed, kept)
         if kept != unmatched_rows[split]:
             keep_rows(staging.new_dir / name, kept)
-        files[name] = ManifestEntry(
-            file_digest(staging.new_dir / name).hex(), (staging.new_dir / name).stat().st_size
-        )
+        files[name] = ManifestEntry(file_digest(staging.new_dir / name).hex(), (staging.new_dir / name).stat().st_size)
     return rows, images.keys(), files
 
 
@@ -133,9 +127,7 @@ def _require_kept_rows(
     raise DatasetError(f"{source}: no row of {split} has a usable image ({images})", hint=hint)
 
 
-def _match_image_names(
-    rows: Sequence[AnnotationRow], images: Collection[str], split: str
-) -> list[AnnotationRow]:
+def _match_image_names(rows: Sequence[AnnotationRow], images: Collection[str], split: str) -> list[AnnotationRow]:
     """Return the rows with image names as spelled by the files."""
     match = make_name_matcher(images)
     matches = {row.img: img for row in rows if row.img not in images and (img := match(row.img))}
@@ -143,9 +135,7 @@ def _match_image_names(
         named, existing = next(iter(matches.items()))
         message = "%s: the names of %d images differ in case or Unicode form (using %a for %a)"
         _log.warning(message, split, len(matches), existing, named)
-    return [
-        replace(r, img=matches[r.img], original_img=r.display_img) if r.img in matches else r for r in rows
-    ]
+    return [replace(r, img=matches[r.img], original_img=r.display_img) if r.img in matches else r for r in rows]
 
 
 def _remove_unusable_images(
@@ -162,12 +152,7 @@ def _remove_unusable_images(
 
 
 def _require_splits(
-    archive: Archive,
-    layout: Layout,
-    splits: dict[str, list[AnnotationRow]],
-    staging: Staging,
-    *,
-    allow_missing: bool,
+    archive: Archive, layout: Layout, splits: dict[str, list[AnnotationRow]], staging: Staging, *, allow_missing: bool
 ) -> dict[str, list[AnnotationRow]]:
     """Require all splits of the dataset, unless ``allow_missing``; copies may be damaged or reduced.
 

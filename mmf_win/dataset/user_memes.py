@@ -104,21 +104,14 @@ def resolve_image_paths(memes: Sequence[AnnotationRow], table: Path) -> list[Ann
         return [parent / candidate for parent in parents for candidate in group_names(parent).get(name, [])]
 
     images = {
-        meme.img: [candidate for candidate in find_paths(folder / meme.img) if candidate.is_file()]
-        for meme in memes
+        meme.img: [candidate for candidate in find_paths(folder / meme.img) if candidate.is_file()] for meme in memes
     }
     if missing := [meme for meme in memes if len(images[meme.img]) != 1]:
         names = summarize_list([f"{meme.img} (line {meme.line})" for meme in missing])
         message = f"{table}: {len(missing)} of {len(memes)} images are missing: {names}"
-        candidates = (
-            os.path.relpath(candidate, folder) for meme in missing for candidate in images[meme.img]
-        )
-        hint = image_name_hint(
-            (meme.img for meme in missing), sorted(name.replace("\\", "/") for name in candidates)
-        )
-        raise DatasetError(
-            message, hint=hint or f"check the paths; relative paths start at {folder.absolute()}"
-        )
+        candidates = (os.path.relpath(candidate, folder) for meme in missing for candidate in images[meme.img])
+        hint = image_name_hint((meme.img for meme in missing), sorted(name.replace("\\", "/") for name in candidates))
+        raise DatasetError(message, hint=hint or f"check the paths; relative paths start at {folder.absolute()}")
     return [replace(meme, img=images[meme.img][0].absolute().as_posix()) for meme in memes]
 
 
@@ -142,13 +135,7 @@ def write_annotations(path: Path, rows: Iterable[AnnotationRow]) -> None:
     """Write an annotation file in the format of the release, with ``own_id`` for rows with a custom id."""
     with path.open("wb") as file:
         for row in rows:
-            fields = {
-                "id": row.id,
-                "img": row.img,
-                "label": row.label,
-                "text": row.text,
-                "own_id": row.custom_id,
-            }
+            fields = {"id": row.id, "img": row.img, "label": row.label, "text": row.text, "own_id": row.custom_id}
             file.write(json_bytes({key: field for key, field in fields.items() if field is not None}))
 
 
@@ -206,11 +193,7 @@ def read_tables(
 
 
 def _map_image_to_layout(
-    meme: AnnotationRow,
-    member: str,
-    display_name: str,
-    match: Callable[[str], str | None],
-    images: dict[str, str],
+    meme: AnnotationRow, member: str, display_name: str, match: Callable[[str], str | None], images: dict[str, str]
 ) -> AnnotationRow:
     """Return the meme with its image name in MMF's layout, and add the image's file to ``images``.
 
@@ -272,9 +255,7 @@ def _parse_csv(display_name: str, text: str) -> Iterator[tuple[int, dict[str, An
         columns = [column.strip().lower() for column in next(reader, [])]
         known_columns = [column for column in columns if column in ("img", "image", "text", "id", "label")]
         if len(set(known_columns)) < len(known_columns) or {"img", "image"} <= set(known_columns):
-            raise DatasetError(
-                f"{display_name}: a column occurs twice: {', '.join(known_columns)}", hint=_COLUMNS_HINT
-            )
+            raise DatasetError(f"{display_name}: a column occurs twice: {', '.join(known_columns)}", hint=_COLUMNS_HINT)
         require_columns(
             display_name, columns, "image" if "image" in known_columns else "img", "text", hint=_COLUMNS_HINT
         )

@@ -37,9 +37,7 @@ BERT_SIZES = {
     "intermediate_size": 128,
     "max_position_embeddings": 32,
 }
-_CLIP_TOWER_SIZES = {
-    name: BERT_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")
-}
+_CLIP_TOWER_SIZES = {name: BERT_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
 _CLIP_TOWER_SIZES |= {"num_hidden_layers": 1, "projection_dim": 32}
 _CLIP_IMAGE_SIZES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes images
 

@@ -49,13 +49,7 @@ def _list_run_files(run: Run | None, include_logs: bool) -> Iterator[tuple[str, 
         return
     files = [run.request_file, run.events, run.legacy_outcome_file, *([run.log] if include_logs else [])]
     for folder in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
-        files += [
-            folder.request_file,
-            folder.config,
-            folder.outcome_file,
-            folder.helper_outcome_file,
-            folder.events,
-        ]
+        files += [folder.request_file, folder.config, folder.outcome_file, folder.helper_outcome_file, folder.events]
         files += [folder.log] if include_logs else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 

@@ -132,9 +132,7 @@ def _survey_folders(mmf_paths: MmfPaths, mmf: MmfState) -> Iterator[dict[str, An
     """
     default, cache_names = MmfPaths.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
     by_folder = {"data": ("MMF_DATA_DIR", *cache_names), "cache": cache_names, "runs": ("MMF_SAVE_DIR",)}
-    named_by = {
-        name: next(filter(os.environ.get, variables), "default") for name, variables in by_folder.items()
-    }
+    named_by = {name: next(filter(os.environ.get, variables), "default") for name, variables in by_folder.items()}
     named_by |= {"data": "--data-dir"} if mmf_paths.data_dir != default.data_dir else {}
     named_by |= {"runs": "--save-dir"} if mmf_paths.save_dir != default.save_dir else {}
     paths = {
@@ -204,9 +202,7 @@ class _CudaBuild(NamedTuple):
 
     def supports(self, cuda: machine.Cuda) -> bool:
         """Return whether the build supports at least one of the GPUs."""
-        return any(
-            self.min_capability <= capability <= self.max_capability for capability in cuda.capabilities
-        )
+        return any(self.min_capability <= capability <= self.max_capability for capability in cuda.capabilities)
 
 
 # Newest first. Supported GPUs: https://github.com/pytorch/pytorch/issues/178665
@@ -252,9 +248,7 @@ def unused_gpu_error(torch: TorchBuild | None, cuda: machine.Cuda | None) -> Mmf
     if torch is None or cuda is None or (torch.cuda is None and _best_build_name(cuda) == "cpu"):
         return None
     if torch.cuda is None:
-        return MmfEnvironmentError(
-            f"a GPU is available, but torch was built for {torch.target}", hint=_INSTALL_HINT
-        )
+        return MmfEnvironmentError(f"a GPU is available, but torch was built for {torch.target}", hint=_INSTALL_HINT)
     if not all(build.supports(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
         message = f"torch was built for CUDA {torch.cuda}, which does not support the GPU"
         return MmfEnvironmentError(message, hint=_INSTALL_HINT)
@@ -281,11 +275,7 @@ def torch_install_command() -> tuple[str, ...]:
 
 def _best_build_name(cuda: machine.Cuda | None) -> str:
     """Return the name of the newest build that supports one of the GPUs, as in the URL of PyTorch's index."""
-    usable = (
-        build
-        for build in _CUDA_BUILDS
-        if cuda and build.supports(cuda) and cuda.newest >= build.min_driver_cuda
-    )
+    usable = (build for build in _CUDA_BUILDS if cuda and build.supports(cuda) and cuda.newest >= build.min_driver_cuda)
     return next((f"cu{build.cuda.replace('.', '')}" for build in usable), "cpu")
 
 
@@ -299,11 +289,7 @@ def survey_windows_settings() -> list[dict[str, str | None]]:
     if sys.platform == "win32":
         for name, (key, value), drawback in (
             ("long paths", _LONG_PATHS, "paths are limited to 260 characters"),
-            (
-                "developer mode",
-                _DEVELOPER_MODE,
-                "without symbolic links, Hugging Face's cache may take more space",
-            ),
+            ("developer mode", _DEVELOPER_MODE, "without symbolic links, Hugging Face's cache may take more space"),
         ):
             is_on = False
             with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:

@@ -59,9 +59,7 @@ def _resolve_names(
     if "features" in parts:
         folders = {item.folder for item in inputs}
         inputs += [item for item in inputs_on_disk(mmf_paths) if item.folder not in folders]
-    runs = [
-        run for name in others if name not in preset_names for run in _find_runs(mmf_paths.save_dir, name)
-    ]
+    runs = [run for name in others if name not in preset_names for run in _find_runs(mmf_paths.save_dir, name)]
     if "runs" in parts:
         runs = lookup.list_runs_with_sweeps(mmf_paths.save_dir)
     return parts, inputs, runs
@@ -77,9 +75,7 @@ def _find_runs(save_dir: Path, name: str) -> list[Run]:
         return lookup.find_runs(save_dir, name)
     except errors.RunNotFoundError as error:
         message = f"{name}: no such part, preset or run"
-        raise errors.RunNotFoundError(
-            message, hint=suggestion_hint(name, PARTS).strip() or error.hint
-        ) from None
+        raise errors.RunNotFoundError(message, hint=suggestion_hint(name, PARTS).strip() or error.hint) from None
 
 
 def verify_parts(
@@ -141,9 +137,7 @@ def repair_parts(
     if "dataset" in parts:
         extra: VerificationState | None = "not verified" if mirror.url or mirror.path else None
         results.append(
-            _repair_if_damaged(
-                lambda: _verify_dataset(mmf_paths), lambda: _repair_dataset(mmf_paths, mirror), extra
-            )
+            _repair_if_damaged(lambda: _verify_dataset(mmf_paths), lambda: _repair_dataset(mmf_paths, mirror), extra)
         )
     results += [*_repair_inputs(inputs, mmf_paths, mirror), *map(_verify_checkpoints, runs)]
     return [result for result in results if result is not None]
@@ -165,9 +159,7 @@ def _repair_if_damaged(
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
-def _repair_inputs(
-    inputs: Sequence[InputFiles], mmf_paths: MmfPaths, mirror: Mirror
-) -> list[VerificationResult]:
+def _repair_inputs(inputs: Sequence[InputFiles], mmf_paths: MmfPaths, mirror: Mirror) -> list[VerificationResult]:
     results = {input_files: _verify_input(input_files) for input_files in inputs}
     damaged = [input_files for input_files, result in results.items() if result.state == "damaged"]
     if damaged:
@@ -200,12 +192,8 @@ def _verify_dataset(mmf_paths: MmfPaths, full: bool = False) -> VerificationResu
         hint = f"{most_common_hint(unusable)}, then run `{command}` (--allow-missing excludes them)"
         refusal = errors.DatasetError(f"{len(unusable)} images cannot be used", hint=hint)
         problems = tuple(f"unusable: {name} ({problem.description})" for name, problem in unusable.items())
-        return replace(
-            result, state="damaged", verified_against=verified_against, problems=problems, error=refusal
-        )
-    state: VerificationState = (
-        "damaged" if damage else "recorded" if manifest.hash_origin == "recorded" else "intact"
-    )
+        return replace(result, state="damaged", verified_against=verified_against, problems=problems, error=refusal)
+    state: VerificationState = "damaged" if damage else "recorded" if manifest.hash_origin == "recorded" else "intact"
     return replace(result, state=state, verified_against=verified_against, problems=tuple(map(str, damage)))
 
 
@@ -241,15 +229,11 @@ def _verify_input(input_files: InputFiles, full: bool = False) -> VerificationRe
     except errors.MmfEnvironmentError as error:  # a package that reads it is missing
         return replace(input_files.quick_check(), error=error)
     is_damaged = result.state == "damaged" and result.error is None
-    return (
-        replace(result, error=input_files.with_source().unrepairable_error(result)) if is_damaged else result
-    )
+    return replace(result, error=input_files.with_source().unrepairable_error(result)) if is_damaged else result
 
 
 def _verify_checkpoints(run: Run) -> VerificationResult | None:
-    result = VerificationResult(
-        "runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote"
-    )
+    result = VerificationResult("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
     try:
         files = list_checkpoints(run)
     except OSError as refused:
@@ -261,9 +245,7 @@ def _verify_checkpoints(run: Run) -> VerificationResult | None:
         return result
     use_hint = intact_checkpoint_hint(run, files)
     if FOREIGN_PROBLEM in problems.values():
-        result = replace(
-            result, verified_against=f"{result.verified_against}, and the run's record of hashes"
-        )
+        result = replace(result, verified_against=f"{result.verified_against}, and the run's record of hashes")
         kind, fallback_hint = "foreign checkpoint", "train again; the run has no checkpoint of its own"
         hint = f"move the foreign checkpoints away; {use_hint}"
     else:
@@ -280,20 +262,14 @@ def _verify_mmf(full: bool = False) -> VerificationResult | None:
     installed, problems = mmf.installed, mmf.problems
     if installed is None:
         return (
-            VerificationResult(
-                "mmf", "MMF", mmfw_home() / "mmf", "damaged", _VERIFIED_AGAINST_NOTHING, problems
-            )
+            VerificationResult("mmf", "MMF", mmfw_home() / "mmf", "damaged", _VERIFIED_AGAINST_NOTHING, problems)
             if problems
             else None
         )
-    result = VerificationResult(
-        "mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING
-    )
+    result = VerificationResult("mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING)
     if problems is None:
         return replace(result, state="not verified", verified_against="nothing: it is your own checkout")
     with suppress(errors.DataError):  # already in problems
         manifest = Manifest.load(installed.root)
-        result = replace(
-            result, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING
-        )
+        result = replace(result, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING)
     return replace(result, state="damaged", problems=problems) if problems else result

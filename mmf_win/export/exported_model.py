@@ -39,12 +39,7 @@ def write_script(path: Path) -> None:
 
 
 def run_model(
-    folder: Path,
-    rows: Sequence[AnnotationRow],
-    images: Path,
-    *,
-    batch_size: int = 8,
-    features: Path | None = None,
+    folder: Path, rows: Sequence[AnnotationRow], images: Path, *, batch_size: int = 8, features: Path | None = None
 ) -> tuple[list[float], dict[str, float]]:
     """Predict rows with an exported model in a child process.
 
@@ -131,9 +126,7 @@ class ExportedModel:
             hint = "run `mmfw export RUN --output DIR`"
             raise UsageError(f"{folder}: not an exported model", hint=hint) from None
         if needs_features:
-            message = (
-                f"{folder}: the model needs region features in .npz files, which the dataset does not have"
-            )
+            message = f"{folder}: the model needs region features in .npz files, which the dataset does not have"
             raise UsageError(message, hint="use the model's run.py with .npz files")
         return cls(folder.absolute(), metadata)
 

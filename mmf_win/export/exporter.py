@@ -99,9 +99,7 @@ def export_checkpoint(
         if metadata["features"]:
             rename(folder / features.name, features)
         write_script(folder / RUN_SCRIPT.name)
-        model = _ComparedModel(
-            folder, target, mmf_paths.dataset.images, features if metadata["features"] else None
-        )
+        model = _ComparedModel(folder, target, mmf_paths.dataset.images, features if metadata["features"] else None)
         probas, timings, metadata["parity"] = _compare_with_run(model, expected, export_options.tolerance)
         if export_options.int8:
             max_auroc_drop = 0.005 if export_options.max_auroc_drop is None else export_options.max_auroc_drop
@@ -194,9 +192,7 @@ def _switch_to_int8(
     if -comparison["difference"] > max_auroc_drop:
         raise CheckFailedError(
             "with 8-bit weights, the AUROC on {} drops from {before:.4f} to {after:.4f} "
-            "(allowed drop: {:g}); nothing was written".format(
-                model.target.name, max_auroc_drop, **comparison
-            ),
+            "(allowed drop: {:g}); nothing was written".format(model.target.name, max_auroc_drop, **comparison),
             hint="omit --int8, or allow a larger drop with --max-loss",
         )
     return int8_probas, {

@@ -76,9 +76,7 @@ class Model:
         needed = {"img": self.metadata["image"], "text": self.text, "features": self.metadata["features"]}
         for row, name in ((row, name) for row in rows for name, is_required in needed.items() if is_required):
             if not isinstance(row.get(name), (str, Path)):
-                raise UnusableInputError(
-                    f"meme {row['id']} has no {name}, which this model requires (see --help)"
-                )
+                raise UnusableInputError(f"meme {row['id']} has no {name}, which this model requires (see --help)")
 
         def read_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
             return [read_file(row[name], read, row["id"]) for row in rows]
@@ -205,9 +203,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help=".npz")
     parser.add_argument("-o", "--output", type=Path, help="write id,proba,label to this file, not to stdout")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument(
-        "--model", type=Path, default=Path(__file__).parent, help="its folder (default: this one)"
-    )
+    parser.add_argument("--model", type=Path, default=Path(__file__).parent, help="its folder (default: this one)")
     parser.add_argument("--timings", action="store_true", help="print progress and ms per batch to stderr")
     args = parser.parse_args()
     meme = (args.image, args.text, args.features)
@@ -216,10 +212,7 @@ def main() -> None:
     if args.output and not args.output.absolute().parent.is_dir():
         parser.error(f"{args.output}: folder does not exist")
     single_row = {"id": 1, "img": args.image, "text": args.text or "", "features": args.features}
-    rows, batch_size = (
-        read_file(args.table, read_table) if args.table else [single_row],
-        max(1, args.batch_size),
-    )
+    rows, batch_size = (read_file(args.table, read_table) if args.table else [single_row], max(1, args.batch_size))
 
     def print_progress(done: int) -> None:
         if len(rows) > batch_size and (args.timings or sys.stderr.isatty()):

@@ -132,9 +132,7 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     is_float = np.issubdtype(features.dtype, np.floating)
     if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
         description = f"this is an array of {features.dtype} with the shape {features.shape}"
-        raise DatasetError(
-            f"{path}: features are finite floating-point numbers, regions × numbers; {description}"
-        )
+        raise DatasetError(f"{path}: features are finite floating-point numbers, regions × numbers; {description}")
     record = {"feature_path": key, "features": features}
     info = _info_path(path)
     if info.is_file():
@@ -159,8 +157,7 @@ def _load_file(path: Path, load: Callable[[bytes], Any]) -> Any:
         message = reason.partition("\n")[0] or type(error).__name__
         raise DatasetError(
             f"{path}: cannot be read: {message}",
-            hint="extract the features of this image again or remove the file; "
-            "save tensors as arrays with .numpy()",
+            hint="extract the features of this image again or remove the file; save tensors as arrays with .numpy()",
         ) from error
 
 

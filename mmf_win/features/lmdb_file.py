@@ -75,10 +75,7 @@ def read_keys(folder: Path, *, check_records: bool) -> list[str]:
         DamagedFeaturesError: It is no LMDB, is truncated, or has missing or invalid records.
         UnsafeFeaturesError: Its contents could run code.
     """
-    with (
-        translate_pickle_errors(folder, damage=(lmdb.Error, OSError, ValueError)),
-        _open_lmdb(folder) as environment,
-    ):
+    with translate_pickle_errors(folder, damage=(lmdb.Error, OSError, ValueError)), _open_lmdb(folder) as environment:
         return _read_keys(folder, environment, check_records=check_records)
 
 

@@ -31,27 +31,8 @@ _ALLOWED_INSTRUCTIONS = {
     for opcode in pickletools.opcodes
     if opcode.arg and not opcode.stack_before and opcode.stack_after not in ([], [pickletools.anyobject])
 }
-_ALLOWED_INSTRUCTIONS |= {
-    "NONE",
-    "NEWTRUE",
-    "NEWFALSE",
-    "MARK",
-    "PROTO",
-    "FRAME",
-    "STOP",
-    "GLOBAL",
-    "STACK_GLOBAL",
-}
-_ALLOWED_INSTRUCTIONS |= {
-    "EMPTY_TUPLE",
-    "TUPLE",
-    "TUPLE1",
-    "TUPLE2",
-    "TUPLE3",
-    "EMPTY_LIST",
-    "LIST",
-    "EMPTY_DICT",
-}
+_ALLOWED_INSTRUCTIONS |= {"NONE", "NEWTRUE", "NEWFALSE", "MARK", "PROTO", "FRAME", "STOP", "GLOBAL", "STACK_GLOBAL"}
+_ALLOWED_INSTRUCTIONS |= {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT"}
 _ALLOWED_INSTRUCTIONS |= {"DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "REDUCE", "BUILD", "MEMOIZE"}
 _ALLOWED_INSTRUCTIONS |= {"PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"}
 _ALLOWED_DTYPES = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
@@ -169,9 +150,7 @@ class _SafeUnpickler(_PythonUnpickler):  # type: ignore[misc]
             case "_reconstruct", ("ndarray", (0,), b"b"):
                 value = _make_empty_array()
             case _:
-                raise _unsafe_pickle_error(
-                    f"has an invalid call of {name if type(name) is _GlobalName else 'a value'}"
-                )
+                raise _unsafe_pickle_error(f"has an invalid call of {name if type(name) is _GlobalName else 'a value'}")
         self.append(value)
 
     def load_build(self) -> None:
@@ -231,9 +210,7 @@ def _refuse_end(_unpickler: _SafeUnpickler) -> None:
 
 
 _SafeUnpickler.dispatch = {b"": _refuse_end} | {
-    opcode.code.encode("latin1"): getattr(
-        _SafeUnpickler, _PythonUnpickler.dispatch[ord(opcode.code)].__name__
-    )
+    opcode.code.encode("latin1"): getattr(_SafeUnpickler, _PythonUnpickler.dispatch[ord(opcode.code)].__name__)
     if opcode.name in _ALLOWED_INSTRUCTIONS
     else partial(_refuse_instruction, opcode.name)
     for opcode in pickletools.opcodes

@@ -20,9 +20,7 @@ from mmf_win.upstream.config import Settings
 
 _MIN_LABEL_SHARE = 0.1
 _UNFILTERED_INPUTS = VerifiedInputs()
-_VALIDATION_LABELS_HINT = (
-    "validate on memes of both labels: dataset_config.hateful_memes.annotations.val[0]=FILE"
-)
+_VALIDATION_LABELS_HINT = "validate on memes of both labels: dataset_config.hateful_memes.annotations.val[0]=FILE"
 
 
 def check_annotations(
@@ -50,9 +48,7 @@ def check_annotations(
             rows = dict(inputs.kept_rows.values()).get(path) or read_annotations(path)
             rows_by_split[f"{name} ({slot})" if name in rows_by_split else name] = slot, rows
     results = [_check_balance(name, rows) for name, (_, rows) in rows_by_split.items()]
-    validation_labels = {
-        name: labels_of(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"
-    }
+    validation_labels = {name: labels_of(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"}
     if len(set(chain(*validation_labels.values()))) == 1:
         text = f"{', '.join(validation_labels)}: only one label, so there is no AUROC and no best.ckpt"
         results.append(CheckResult("error", "validation", text, _VALIDATION_LABELS_HINT))

@@ -111,10 +111,7 @@ class ArchiveInput(InputFiles):
             # Skipped without write access: then the archive cannot be unpacked again.
             with suppress(OSError), file_lock(self.folder / LOCK_NAME):
                 raise DataError(message)
-        if self.entry and (version := read_built_version(self.entry.marker)) not in (
-            None,
-            self.entry.version,
-        ):
+        if self.entry and (version := read_built_version(self.entry.marker)) not in (None, self.entry.version):
             unpacked_version = f"version {version} according to {self.entry.marker.name}"
             expected = f"but the installed MMF needs {self.entry.version}"
             raise DataError(f"{self.folder}: {unpacked_version}, {expected}")
@@ -134,9 +131,7 @@ class ArchiveInput(InputFiles):
 
     def _load_any_manifest(self) -> Manifest:
         """Load the folder's manifest, without files if it is damaged or missing."""
-        return (
-            load_intact_manifest(self.folder) or load_manifest_notes(self.folder) or Manifest(self.folder, {})
-        )
+        return load_intact_manifest(self.folder) or load_manifest_notes(self.folder) or Manifest(self.folder, {})
 
     def published_origin(self) -> tuple[str | None, str | None]:
         """Return the URL and the SHA-256 of the archive."""
@@ -181,15 +176,9 @@ class ArchiveInput(InputFiles):
             if self.verify().is_usable:
                 return
         super().fetch(mirror, finding)
-        manifest, archive, (url, sha256) = (
-            self._load_any_manifest(),
-            self._archive_path(),
-            self.published_origin(),
-        )
+        manifest, archive, (url, sha256) = (self._load_any_manifest(), self._archive_path(), self.published_origin())
         source = manifest.source
-        user_archive = (
-            source if source and manifest.hash_origin != "published" and source.sha256 != sha256 else None
-        )
+        user_archive = source if source and manifest.hash_origin != "published" and source.sha256 != sha256 else None
         for candidate in self._find_archives(manifest, mirror):
             if user_archive and not user_archive.is_same(candidate):
                 _log.warning("%s is not the archive that the %s came from", candidate, self.title)

@@ -50,9 +50,7 @@ def list_config_inputs(
 
 def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterator[InputFiles]:
     places = zoo.mmf_paths
-    for path in dict.fromkeys(
-        list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
-    ):
+    for path in dict.fromkeys(list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []):
         if path.suffix == ".lmdb":
             is_default_folder = path.parent == places.dataset.features
             entry = zoo.dataset_entry("features") if is_default_folder else None
@@ -102,9 +100,7 @@ def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> 
             yield InputFiles("vocabulary", path.parent, zoo.mmf_paths, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
         hint = "put it there, or set the type of each vocab in the configuration to random"
-        yield InputFiles(
-            "GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint
-        )
+        yield InputFiles("GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint)
 
 
 def extras_input(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> ArchiveInput:
@@ -191,9 +187,7 @@ def may_query_hub(config: Settings, places: MmfPaths) -> bool:
     snapshots = [hub.find_snapshot(item.source) for item in _model_inputs(config, places) if item.source]
     unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
     return (
-        bool(unlisted)
-        or not snapshots
-        or not all(folder and hub.is_known_model_type(folder) for folder in snapshots)
+        bool(unlisted) or not snapshots or not all(folder and hub.is_known_model_type(folder) for folder in snapshots)
     )
 
 
@@ -217,19 +211,13 @@ def inputs_on_disk(places: MmfPaths) -> list[InputFiles]:
             or is_install_incomplete(Path(folder_name))
         ):
             folders.add(Path(folder_name))
-    inputs = [
-        item for folder in sorted(folders - {places.dataset.root}) for item in _folder_inputs(folder, places)
-    ]
+    inputs = [item for folder in sorted(folders - {places.dataset.root}) for item in _folder_inputs(folder, places)]
     cached_paths = (
-        path
-        for path in map(Path, load_known_hashes(places.cache_dir).files)
-        if _is_in_this_data_dir(path, places)
+        path for path in map(Path, load_known_hashes(places.cache_dir).files) if _is_in_this_data_dir(path, places)
     )
     # A missing folder was removed by its owner.
     shared_inputs = (
-        item
-        for item in _shared_cache_inputs(cached_paths, places)
-        if any(path.is_file() for path in item.files())
+        item for item in _shared_cache_inputs(cached_paths, places) if any(path.is_file() for path in item.files())
     )
     return [*inputs, *shared_inputs]
 
@@ -274,9 +262,7 @@ def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[In
     for folder, names in by_folder.items():
         if (model := hub.name_from_snapshot(folder)) is not None:
             weights = hub.WEIGHTS if names & set(hub.WEIGHTS) else ()
-            yield hub.make_model_input(
-                model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT"
-            )
+            yield hub.make_model_input(model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT")
             continue
         resnet = resnet152_input(folder, places)
         if names & set(resnet.names):

@@ -67,9 +67,7 @@ def read_image_keys(folder: Path, *, read_records: bool = False) -> frozenset[st
     return frozenset(keys)
 
 
-def add_features(
-    folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force: bool = False
-) -> dict[str, Any]:
+def add_features(folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force: bool = False) -> dict[str, Any]:
     """Build an LMDB with a manifest from the features in folders; on failure, nothing changes.
 
     Args:
@@ -91,8 +89,7 @@ def add_features(
     """
     require_packages("lmdb", "numpy")
     splits = {
-        split: read_annotations(places.dataset.annotation_file(split))
-        for split in splits_on_disk(places.dataset)
+        split: read_annotations(places.dataset.annotation_file(split)) for split in splits_on_disk(places.dataset)
     }
     sources = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with open_staging(lmdb.parent, wait=True) as staging:
@@ -232,9 +229,7 @@ def rebuild_features_hint(lmdb: Path) -> str:
         return f"run `{add_command}`"
     extract_command = format_command("mmfw", "features", "extract", "ARCHIVE", *force, *target)
     extract_hint = (
-        f"unpack the region features of an archive with `{extract_command}`, or "
-        if target is data_dir_args
-        else ""
+        f"unpack the region features of an archive with `{extract_command}`, or " if target is data_dir_args else ""
     )
     return f"{extract_hint}build an LMDB of only the .npy files in FOLDER with `{add_command}`"
 

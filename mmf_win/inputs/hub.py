@@ -191,11 +191,7 @@ class HubModelInput(LocalModelInput):
             try:
                 path = Path(
                     hf_hub_download(
-                        self._name,
-                        file,
-                        revision=self._revision,
-                        cache_dir=_hub_cache_dir(),
-                        force_download=force,
+                        self._name, file, revision=self._revision, cache_dir=_hub_cache_dir(), force_download=force
                     )
                 )
                 if not path.is_symlink():
@@ -219,14 +215,10 @@ class HubModelInput(LocalModelInput):
             hint = "check the connection (set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror)"
             raise mirror.download_error(message, [self.source], hint) from error
         if "config.json" not in downloaded or downloaded.isdisjoint(_VOCABULARY_FILES):
-            raise MmfEnvironmentError(
-                f"{self.source}: no configuration or vocabulary on the Hugging Face Hub"
-            )
+            raise MmfEnvironmentError(f"{self.source}: no configuration or vocabulary on the Hugging Face Hub")
 
 
-def make_model_input(
-    name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT"
-) -> LocalModelInput:
+def make_model_input(name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT") -> LocalModelInput:
     """Return the input of a model, given by its name on the Hugging Face Hub or by its folder.
 
     Args:

@@ -21,21 +21,9 @@ from urllib.parse import urlsplit
 
 from mmf_win.archives import PasswordCallback
 from mmf_win.download import download, remote_size
-from mmf_win.errors import (
-    DataError,
-    InUseError,
-    MmfEnvironmentError,
-    PasswordError,
-    UnsafeFeaturesError,
-    UsageError,
-)
+from mmf_win.errors import DataError, InUseError, MmfEnvironmentError, PasswordError, UnsafeFeaturesError, UsageError
 from mmf_win.files import atomic_replace, device_number
-from mmf_win.inputs.known_hashes import (
-    contradicts_hash,
-    hash_in_name,
-    load_known_hashes,
-    verify_against_known,
-)
+from mmf_win.inputs.known_hashes import contradicts_hash, hash_in_name, load_known_hashes, verify_against_known
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
 from mmf_win.integrity.verify import FileProblem, VerificationResult, VerificationState, oldest_check_time
@@ -133,9 +121,7 @@ class Mirror:
         """Return the error for missing files that cannot be downloaded because downloads are disabled."""
         return self.download_error(f"{title} not found and downloads are disabled", names)
 
-    def download_error(
-        self, message: str, names: Sequence[str], hint: str | None = None
-    ) -> MmfEnvironmentError:
+    def download_error(self, message: str, names: Sequence[str], hint: str | None = None) -> MmfEnvironmentError:
         """Return the error for a failed download, with a hint that names the files."""
         alternative = self.alternative_hint.replace("{names}", " or ".join(names))
         return MmfEnvironmentError(message, hint=f"{hint}, or {alternative}" if hint else alternative)
@@ -181,9 +167,7 @@ class InputFiles:
                 problem = f"changed: {name} ({size} instead of {entry.size} bytes)"
                 return replace(finding, state="damaged", problems=(problem,))
         verified = oldest_check_time(file_manifest)
-        return (
-            finding if verified is None else self._to_intact_result(finding, files, file_manifest, verified)
-        )
+        return finding if verified is None else self._to_intact_result(finding, files, file_manifest, verified)
 
     def verify(self, *, full: bool = False, record: bool = True) -> VerificationResult:
         """Verify the files, reading only those that changed since they were last read.
@@ -265,9 +249,7 @@ class InputFiles:
     ) -> tuple[Manifest | None, list[FileProblem]]:
         """Return the updated manifest, or None if it cannot be written, and the damaged files."""
         known_hashes = manifest or load_known_hashes(self.places.cache_dir)
-        return verify_against_known(
-            files, known_hashes, full=full, record=record, title=f"Verifying {self.title}"
-        )
+        return verify_against_known(files, known_hashes, full=full, record=record, title=f"Verifying {self.title}")
 
     def published_origin(self) -> tuple[str | None, str | None]:
         """Return where the files are published, and their published SHA-256 if it is known."""
@@ -360,9 +342,7 @@ def fetch_inputs(
         # Unknown sizes count as 0. MMF's features take 7 GB packed and 14 GB unpacked.
         sizes = query_download_sizes(needed, mirror).items()
         for device, folder in {device_number(item.folder): item.folder for item in needed}.items():
-            sizes_on_device = [
-                (item, size or 0) for item, size in sizes if device_number(item.folder) == device
-            ]
+            sizes_on_device = [(item, size or 0) for item, size in sizes if device_number(item.folder) == device]
             if required_bytes := sum(item.disk_space_factor * size for item, size in sizes_on_device):
                 is_data = folder.is_relative_to(places.data_dir)
                 require_space(folder, required_bytes, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")

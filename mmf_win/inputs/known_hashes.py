@@ -86,14 +86,10 @@ def verify_against_known(
             with file_lock(known_hashes.folder / f"{_FILE_NAME}.lock", timeout=5.0):
                 known_hashes = load_known_hashes(known_hashes.folder)  # another process may have changed it
                 known_hashes = replace(
-                    known_hashes,
-                    files={**known_hashes.files, **new_entries},
-                    stamps=known_hashes.stamps | new_stamps,
+                    known_hashes, files={**known_hashes.files, **new_entries}, stamps=known_hashes.stamps | new_stamps
                 )
                 states = {name: astuple(stamp) for name, stamp in known_hashes.stamps.items()}
-                stored_files = {
-                    name: (known_hashes.files[name].sha256, states[name]) for name in sorted(states)
-                }
+                stored_files = {name: (known_hashes.files[name].sha256, states[name]) for name in sorted(states)}
                 write_json(known_hashes.folder / _FILE_NAME, {"format": _FORMAT, "files": stored_files})
     return replace(
         known_hashes, files={**known_hashes.files, **new_entries}, stamps=known_hashes.stamps | new_stamps
@@ -101,11 +97,7 @@ def verify_against_known(
 
 
 def _find_problem(
-    path: Path,
-    sha256: str | OSError,
-    stamp: FileStamp | None,
-    entry: ManifestEntry | None,
-    earlier: FileStamp | None,
+    path: Path, sha256: str | OSError, stamp: FileStamp | None, entry: ManifestEntry | None, earlier: FileStamp | None
 ) -> FileProblem | None:
     if isinstance(sha256, OSError):
         return FileProblem("unreadable", str(path), sha256.strerror or str(sha256))
@@ -141,9 +133,5 @@ def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     expected = hash_in_name(path)
     if expected is None:
         return False
-    actual = (
-        git_object_id(path.read_bytes())
-        if len(expected) == _GIT_ID_LENGTH
-        else sha256 or file_digest(path).hex()
-    )
+    actual = git_object_id(path.read_bytes()) if len(expected) == _GIT_ID_LENGTH else sha256 or file_digest(path).hex()
     return not actual.startswith(expected)

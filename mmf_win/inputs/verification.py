@@ -65,7 +65,7 @@ class VerifiedInputs:
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
 
-def verify_inputs(
+def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
     root: Path,
     places: MmfPaths,
     config: Settings,
@@ -110,15 +110,11 @@ def verify_inputs(
     for item in models:
         _log.warning("%s is missing, fetching it", item.title)
         fetch_inputs(
-            [item],
-            places,
-            Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`"),
+            [item], places, Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
         )
     dataset = config["dataset"]
     by_path = {file.path: file for file in loaded_annotations}
-    path_by_slot = {
-        s: paths[0] for s in slots if len(paths := list_dataset_paths(dataset, "annotations", [s])) == 1
-    }
+    path_by_slot = {s: paths[0] for s in slots if len(paths := list_dataset_paths(dataset, "annotations", [s])) == 1}
     files = {slot: by_path.get(path) or AnnotationFile(path) for slot, path in path_by_slot.items()}
     rows = {slot: file.rows for slot, file in files.items()}
     for slot in files.keys() - {"test"}:
@@ -153,17 +149,13 @@ def _require_named_files(config: Settings, slots: Sequence[str]) -> None:
     for path in list_dataset_paths(config["dataset"], "annotations", slots):
         if not path.is_file():
             base = config["dataset"].get("data_dir")
-            raise DatasetError(
-                f"{path}: file not found", hint=f"check the path; relative paths start at {base}"
-            )
+            raise DatasetError(f"{path}: file not found", hint=f"check the path; relative paths start at {base}")
     checkpoint = config["checkpoint"].get("resume_file")
     if checkpoint is not None and not Path(str(checkpoint)).is_file():
         raise CheckpointError(f"{checkpoint}: checkpoint not found", hint="check checkpoint.resume_file")
 
 
-def _require_intact(
-    findings: Sequence[tuple[InputFiles, VerificationResult]], arguments: Sequence[str]
-) -> None:
+def _require_intact(findings: Sequence[tuple[InputFiles, VerificationResult]], arguments: Sequence[str]) -> None:
     """Refuse damaged or missing inputs.
 
     Raises:
@@ -183,9 +175,7 @@ def _require_intact(
                     error.hint = f"{error.hint}, or run `{demo_command}` to create it in mmfw-demo/data"
                 raise error
         if affected:
-            problems = (
-                f"{finding.title}: {problem}" for _, finding in affected for problem in finding.problems
-            )
+            problems = (f"{finding.title}: {problem}" for _, finding in affected for problem in finding.problems)
             raise DataError("\n".join(problems), hint=f"run `{command}`")
 
 
@@ -253,9 +243,7 @@ def _find_kept_rows(
         return {}
     counts = ", ".join(
         f"{files[slot].path.stem} {len(missing)} of {len(files[slot].rows)} ("
-        + summarize_list(
-            [f"{r.img}: {flaws[r.img].description}" if r.img in flaws else r.img for r in missing]
-        )
+        + summarize_list([f"{r.img}: {flaws[r.img].description}" if r.img in flaws else r.img for r in missing])
         + ")"
         for slot, missing in missing_by_slot.items()
     )

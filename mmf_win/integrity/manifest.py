@@ -90,9 +90,7 @@ class ManifestSource:
     sha256: str | None = None
 
     @classmethod
-    def from_path(
-        cls, path: Path, sha256: str | None = None, *, exclude: Collection[Path] = ()
-    ) -> ManifestSource:
+    def from_path(cls, path: Path, sha256: str | None = None, *, exclude: Collection[Path] = ()) -> ManifestSource:
         """Return the source at ``path``, without reading any content.
 
         Args:
@@ -110,10 +108,7 @@ class ManifestSource:
 
     def is_same(self, path: Path, *, exclude: Collection[Path] = ()) -> bool:
         """Return whether ``path`` is this source; a file with another mtime but equal size is hashed."""
-        if (
-            not path.exists()
-            or (current := ManifestSource.from_path(path, exclude=exclude)).size != self.size
-        ):
+        if not path.exists() or (current := ManifestSource.from_path(path, exclude=exclude)).size != self.size:
             return False
         if current.mtime_ns == self.mtime_ns:
             return True
@@ -210,9 +205,7 @@ class Manifest:
         """
         manifest_bytes = (self.folder / MANIFEST_NAME).read_bytes()
         with suppress(DataError):
-            if _parse_manifest(self.folder, manifest_bytes) == {
-                name: e.sha256 for name, e in self.files.items()
-            }:
+            if _parse_manifest(self.folder, manifest_bytes) == {name: e.sha256 for name, e in self.files.items()}:
                 self._write_notes(manifest_bytes)
 
     def _write_notes(self, manifest_bytes: bytes) -> None:
@@ -306,10 +299,7 @@ def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:
         if notes["format"] != _FORMAT or notes["basis"] not in get_args(HashOrigin):
             raise ValueError("written by another version")
         source = notes["source"] and parse_notes(ManifestSource, notes["source"], folder)
-        manifest, manifest_sha256 = (
-            Manifest(folder, {}, notes["basis"], source, dict(notes["result"])),
-            notes["sums"],
-        )
+        manifest, manifest_sha256 = (Manifest(folder, {}, notes["basis"], source, dict(notes["result"])), notes["sums"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Manifest(folder, {}), None, {}
     with suppress(ValueError, TypeError, KeyError, AttributeError):

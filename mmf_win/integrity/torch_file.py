@@ -60,9 +60,7 @@ def find_problem(
             file.seek(0)
             problem = None if is_legacy else _find_zip_problem(file, advance, update)
             if problem is None and update is not ignore_progress:
-                _feed_bytes(
-                    file, sys.maxsize, update
-                )  # what follows the last member, or all of a legacy file
+                _feed_bytes(file, sys.maxsize, update)  # what follows the last member, or all of a legacy file
             return problem
     except FileNotFoundError:
         return "file not found"
@@ -124,16 +122,12 @@ def _find_zip_problem(file: BinaryIO, advance: AdvanceCallback, update: BytesCal
     return None
 
 
-def _is_intact(
-    file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: BytesCallback
-) -> bool:
+def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: BytesCallback) -> bool:
     """Return whether a member is stored uncompressed, like torch does, with its size and checksum."""
     # The file position is at the end of the previous member at the start, and of this one at the end.
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         return False
-    if (
-        member.volume or member.flag_bits & _MASKED_FLAG or member.external_attr & _FOLDER_FLAG
-    ):  # torch rejects them
+    if member.volume or member.flag_bits & _MASKED_FLAG or member.external_attr & _FOLDER_FLAG:  # torch rejects them
         return False
     # One buffer and a faster CRC: zipfile takes five times as long, and each save waits for this check.
     position, checksum, size = file.tell(), 0, 0

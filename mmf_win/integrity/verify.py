@@ -84,11 +84,7 @@ class VerificationResult:
 
 
 def find_damage(
-    manifest: Manifest,
-    *,
-    full: bool = False,
-    only_files: Collection[str] | None = None,
-    title: str = "Verifying",
+    manifest: Manifest, *, full: bool = False, only_files: Collection[str] | None = None, title: str = "Verifying"
 ) -> list[FileProblem]:
     """Compare files with their manifest.
 
@@ -115,9 +111,7 @@ def find_damage(
         if file_stat is None:
             problems[name] = FileProblem("missing", name)
         elif entry.size not in (None, file_stat.st_size):
-            problems[name] = FileProblem(
-                "changed", name, f"{file_stat.st_size} instead of {entry.size} bytes"
-            )
+            problems[name] = FileProblem("changed", name, f"{file_stat.st_size} instead of {entry.size} bytes")
         elif stamp is None or not stamp.is_current(file_stat):
             to_read[name] = file_stat.st_size
     if to_read or problems:

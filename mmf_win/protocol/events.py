@@ -88,11 +88,7 @@ class EventReader:
             with suppress(ValueError):
                 event = decode_json(line, _EVENT_FIELDS)
                 steps = event.get("update", 0), event.get("done", 0)  # trackers and plots use 64 bits
-                if (
-                    "kind" in event
-                    and 0 <= event.get("t", 0) < MAX_TIMESTAMP
-                    and max(map(abs, steps)) < 2**63
-                ):
+                if "kind" in event and 0 <= event.get("t", 0) < MAX_TIMESTAMP and max(map(abs, steps)) < 2**63:
                     if event.get("metrics") and not self._keep_mmf_names:
                         event["metrics"] = rename_metrics(event["metrics"])
                     yield event

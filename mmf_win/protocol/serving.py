@@ -34,9 +34,7 @@ def serve_predictions(attempt_request: AttemptRequest, predict: PredictFunction)
 
     An error of ``predict`` other than MmfwError ends this process, since its state is then unknown.
     """
-    with Listener(
-        None if sys.platform == "win32" else str(attempt_request.folder.path / "socket")
-    ) as listener:
+    with Listener(None if sys.platform == "win32" else str(attempt_request.folder.path / "socket")) as listener:
         attempt_request.write_event("serving", address=listener.address)
         connection = listener.accept()
     with connection:

@@ -82,9 +82,7 @@ def best_accuracy_threshold(labels: Sequence[int], probas: Sequence[float]) -> f
 
     values = sorted(set(probas))
     candidates = [DEFAULT_THRESHOLD, 0.0, *(_midpoint(*pair) for pair in pairwise([*values, 1.0]))]
-    return max(
-        candidates, key=lambda threshold: (count_correct(threshold), -abs(threshold - DEFAULT_THRESHOLD))
-    )
+    return max(candidates, key=lambda threshold: (count_correct(threshold), -abs(threshold - DEFAULT_THRESHOLD)))
 
 
 def _midpoint(low: float, high: float) -> float:

@@ -170,9 +170,7 @@ def predict_and_score(
                 session.require_split(split)
         for name in session.target_names:
             # Predict the validation split first: the newest predictions of a run must be the requested ones.
-            ensemble_threshold = session.choose_threshold(
-                session.members, validation if is_ensemble else None
-            )
+            ensemble_threshold = session.choose_threshold(session.members, validation if is_ensemble else None)
             for member in session.members:
                 member_threshold = session.choose_threshold([member], None if is_ensemble else validation)
                 yield session.evaluate_target([member], name, *member_threshold)
@@ -197,9 +195,7 @@ def predict_meme(
         TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
         _open_evaluation(members, save_dir, replace(options, output=Path(scratch)), display) as session,
     ):
-        session.set_user_target(
-            PredictionTarget.from_image(options.image[0], options.text or "", Path(scratch))
-        )
+        session.set_user_target(PredictionTarget.from_image(options.image[0], options.text or "", Path(scratch)))
         probas = [session.predict_member(member, *session.target_names).probas for member in session.members]
     return [column[0] for column in probas] if method is None else blending.blend(method, probas)
 
@@ -235,9 +231,7 @@ def _open_evaluation(
     with ExitStack() as stack:
         pinned = []
         for member in members:
-            pin = pin_checkpoint(
-                member.run, member.checkpoint, use_link=use_link, checked_file=member.checked_file
-            )
+            pin = pin_checkpoint(member.run, member.checkpoint, use_link=use_link, checked_file=member.checked_file)
             data_dir = options.data_dir or Path(member.run.request().data_dir)
             pinned.append(_Member(member, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
             if owner := lookup.run_containing(member.checkpoint):
@@ -297,9 +291,7 @@ class _Evaluation:
         if labels is None:
             raise DatasetError(f"{target.source}: a threshold cannot be chosen without labels")
         predictions = [self.predict_member(member, validation) for member in members]
-        return best_accuracy_threshold(
-            labels, self._blend_predictions(predictions)
-        ), f"best accuracy on {validation}"
+        return best_accuracy_threshold(labels, self._blend_predictions(predictions)), f"best accuracy on {validation}"
 
     def predict_member(self, member: _Member, name: str) -> _MemberPrediction:
         """Return a member's predictions of a target, predicting on first use."""
@@ -325,9 +317,7 @@ class _Evaluation:
             _write_prediction_files(result.csv, target, _label_memes(target, probas, DEFAULT_THRESHOLD))
         return result
 
-    def evaluate_target(
-        self, members: Sequence[_Member], name: str, threshold: float, origin: str
-    ) -> PredictionResult:
+    def evaluate_target(self, members: Sequence[_Member], name: str, threshold: float, origin: str) -> PredictionResult:
         """Predict, label, score and record a target with one member or with the ensemble of several."""
         options, first = self.options, members[0]
         method, target = options.ensemble if len(members) > 1 else None, self.find_target(first, name)
@@ -378,12 +368,8 @@ class _Evaluation:
         return columns[0] if method is None or len(predictions) == 1 else blending.blend(method, columns)
 
 
-def _label_memes(
-    target: PredictionTarget, probas: Sequence[float], threshold: float
-) -> tuple[ScoredMeme, ...]:
-    return tuple(
-        ScoredMeme(row, p, apply_threshold(p, threshold)) for row, p in zip(target.rows, probas, strict=True)
-    )
+def _label_memes(target: PredictionTarget, probas: Sequence[float], threshold: float) -> tuple[ScoredMeme, ...]:
+    return tuple(ScoredMeme(row, p, apply_threshold(p, threshold)) for row, p in zip(target.rows, probas, strict=True))
 
 
 def _write_prediction_files(csv: Path, target: PredictionTarget, memes: Sequence[ScoredMeme]) -> None:

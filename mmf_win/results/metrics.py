@@ -82,9 +82,7 @@ def compute_metrics(
     }
 
 
-def auroc_difference(
-    labels: Sequence[int], first: Sequence[float], second: Sequence[float]
-) -> MetricEstimate:
+def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> MetricEstimate:
     """Return the AUROC of the first prediction minus that of the second, with DeLong's test.
 
     The difference is undefined if there is only one class.
@@ -169,18 +167,14 @@ def _delong_estimate(hateful_counts: FloatArray, benign_counts: FloatArray) -> t
     value = float(hateful_counts.sum() / (hateful * benign))
     if min(hateful, benign) < 2:
         return value, 0.0
-    variance = hateful_counts.var(ddof=1) / (hateful * benign**2) + benign_counts.var(ddof=1) / (
-        benign * hateful**2
-    )
+    variance = hateful_counts.var(ddof=1) / (hateful * benign**2) + benign_counts.var(ddof=1) / (benign * hateful**2)
     return value, math.sqrt(variance)
 
 
 def _average_precision(y: IntArray, p: FloatArray) -> float:
     """Return the mean of the precision at each threshold, weighted by the gain in recall."""
     true_positives, selected = cumulative_counts(y, p)
-    return float(
-        (np.diff(true_positives, prepend=0) * (true_positives / selected)).sum() / true_positives[-1]
-    )
+    return float((np.diff(true_positives, prepend=0) * (true_positives / selected)).sum() / true_positives[-1])
 
 
 def _wilson_interval(share: float, rows: int) -> tuple[float, float]:

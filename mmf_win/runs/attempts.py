@@ -79,9 +79,7 @@ def run_with_retries(
         try:
             events = read_attempt_events(attempt)
             start_event = attempt_start_event(events)
-            reduction = (
-                choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
-            )
+            reduction = choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
             if reduction is None or start_event is None:
                 error = outcome_error(outcome, attempt)
                 raise error
@@ -132,9 +130,7 @@ def writable_run(run: Run) -> Iterator[Run]:
 
 def read_attempt_events(attempt: AttemptRequest) -> list[Event]:
     """Return the events of one attempt."""
-    return [
-        event for event in read_events(attempt.events) if event.get("attempt") == attempt.folder.path.name
-    ]
+    return [event for event in read_events(attempt.events) if event.get("attempt") == attempt.folder.path.name]
 
 
 def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
@@ -142,9 +138,7 @@ def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict
     run, folder = Run(attempt.run_dir), attempt.folder
     write_bytes(folder.reserve_file, os.urandom(16 << 10))  # space for its last files on a full disk
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir, logs = (
-        (run.checkpoints, run.logs) if attempt.is_training else (folder.raw_predictions, folder.logs)
-    )
+    save_dir, logs = (run.checkpoints, run.logs) if attempt.is_training else (folder.raw_predictions, folder.logs)
     save_dir.mkdir(exist_ok=True)
     attempt.save()  # last: from here on, the run's outcome is that of this attempt
     environment = default_settings.worker_environment(
@@ -155,9 +149,7 @@ def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict
         offline=plan.request.offline,
         may_query_hub=attempt.may_query_hub,
     )
-    environment = default_settings.limit_gpus(
-        environment, 0 if plan.job.options.cpu else attempt.train_task.nproc
-    )
+    environment = default_settings.limit_gpus(environment, 0 if plan.job.options.cpu else attempt.train_task.nproc)
     return [*WORKER_COMMAND, str(folder.request_file)], environment
 
 

@@ -176,9 +176,7 @@ def require_no_foreign_best(run: Run) -> None:
     if (problem := _foreign_problem(run, check_file(best), events)) is None:
         return
     hashes = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
-    matches = (
-        path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in hashes[-1:]
-    )
+    matches = (path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in hashes[-1:])
     copy = next(matches, None)
     advice = f"put a copy of {copy} in its place" if copy else "the next validation saves a new one"
     raise CheckpointError(f"{best}: {problem}", hint=f"move it away; {advice}")
@@ -187,9 +185,7 @@ def require_no_foreign_best(run: Run) -> None:
 def require_no_blocking_folders(run: Run) -> None:
     """Raise ``CheckpointError`` if a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
-        raise CheckpointError(
-            f"{path}: not a file but a folder", hint="move it away; the run saves a checkpoint here"
-        )
+        raise CheckpointError(f"{path}: not a file but a folder", hint="move it away; the run saves a checkpoint here")
 
 
 def can_resume(run: Run) -> bool:
@@ -231,11 +227,7 @@ def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list
     """Return the existing checkpoint files, the preferred one first, without superseded ones."""
     folder, superseded = run.checkpoints, superseded_updates(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
-    last = [
-        path
-        for path in find_numbered_checkpoints(folder)
-        if int(path.stem.rpartition("_")[2]) not in superseded
-    ]
+    last = [path for path in find_numbered_checkpoints(folder) if int(path.stem.rpartition("_")[2]) not in superseded]
     progress = read_checkpoint_progress(current) if superseded else None
     if progress is None or progress.update not in superseded:
         last.insert(0, current)

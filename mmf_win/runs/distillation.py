@@ -101,9 +101,7 @@ def _require_loss(model: str, config: Settings) -> None:
     """
     losses, heads = config.get("losses") or [], config.get("heads")
     if isinstance(losses, dict):
-        names = (
-            {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
-        )
+        names = {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
         losses = [loss for name, loss in losses.items() if name in names]
     types = sorted({str(entry.get("type") if isinstance(entry, dict) else entry) for entry in losses})
     if types != [_REQUIRED_LOSS]:

@@ -35,13 +35,7 @@ from mmf_win.console import format_command
 from mmf_win.errors import DataError, InUseError
 from mmf_win.files import write_json
 from mmf_win.locking import file_lock, is_locked
-from mmf_win.paths import (
-    ChildPath,
-    create_first_free,
-    create_timestamped_dir,
-    reserve_file,
-    short_portable_name,
-)
+from mmf_win.paths import ChildPath, create_first_free, create_timestamped_dir, reserve_file, short_portable_name
 from mmf_win.protocol import MAX_TIMESTAMP, AttemptFolder
 from mmf_win.protocol.attempt import EVENTS, LOG
 from mmf_win.records import convert_to, decode_json, read_record
@@ -157,9 +151,7 @@ class Run:
 
     def save_request(self, request: RunRequest) -> None:
         """Save the run request without the settings that apply only to the start."""
-        write_json(
-            self.request_file, asdict(replace(request, settings=drop_start_settings(request.settings)))
-        )
+        write_json(self.request_file, asdict(replace(request, settings=drop_start_settings(request.settings))))
 
     def creation_time(self) -> tuple[float, bool] | None:
         """Return when the run was created and whether its request records that time.

@@ -156,10 +156,7 @@ def summarize_runs(
             warn_if_time_uncertain(run)
             records[run] = record
     summaries = _summarize_records([record for record in records.values() if record])
-    return [
-        summaries.get(run) or RunSummary(run.id, str(run.path), size=disk_usage(run.path)[0])
-        for run in records
-    ]
+    return [summaries.get(run) or RunSummary(run.id, str(run.path), size=disk_usage(run.path)[0]) for run in records]
 
 
 def training_progress(events: Sequence[Event]) -> tuple[int | None, int | None]:
@@ -247,11 +244,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
             if event["kind"] == "run_started"
         ],
         "validations": [
-            {
-                "update": event.get("update"),
-                "auroc": score,
-                **_coverage_columns(Coverage.from_json(event.get("data"))),
-            }
+            {"update": event.get("update"), "auroc": score, **_coverage_columns(Coverage.from_json(event.get("data")))}
             for event in events
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],
@@ -334,11 +327,7 @@ def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> l
     changed, events = [], read_run_events(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
         recorded = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
-        if (
-            recorded
-            and slot in current_data
-            and recorded[-1].get("sha256") not in (None, current_data[slot]["sha256"])
-        ):
+        if recorded and slot in current_data and recorded[-1].get("sha256") not in (None, current_data[slot]["sha256"]):
             changed.append(str(recorded[-1].get("split")))
     return changed
 

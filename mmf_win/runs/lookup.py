@@ -43,9 +43,7 @@ def warn_if_time_uncertain(run: Run) -> None:
     if not is_recorded:
         _log.warning("%s: no creation time, using its modification time", run.request_file)
     elif created > time.time() + _MAX_CLOCK_SKEW_SECONDS:
-        _log.warning(
-            "run %s was created in the future (%s); check the system clock", run.id, format_utc_time(created)
-        )
+        _log.warning("run %s was created in the future (%s); check the system clock", run.id, format_utc_time(created))
 
 
 def list_sweeps(save_dir: Path) -> list[Path]:
@@ -170,9 +168,7 @@ def first_usable_run(
         if result is None:
             continue
         for skipped_run, problem in skipped:
-            reason = (
-                problem if isinstance(problem, OSError) else problem.message_without(f"run {skipped_run.id}")
-            )
+            reason = problem if isinstance(problem, OSError) else problem.message_without(f"run {skipped_run.id}")
             _log.warning("skipping run %s: %s", skipped_run.id, reason)
         if skipped:
             _log.warning("using run %s", run.id)

@@ -57,9 +57,7 @@ def check_model(
         first_attempt = replace(plan.first_attempt, task=task, image_cache_dir=None, settings=settings)
         scratch_job = replace(plan.job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
-            results = annotation_checks.check_annotations(
-                job.mmf_paths.dataset, plan.config["dataset"], plan.inputs
-            )
+            results = annotation_checks.check_annotations(job.mmf_paths.dataset, plan.config["dataset"], plan.inputs)
             run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None

@@ -31,18 +31,11 @@ class ModelProcess:
         MmfwError: The process ended before it could answer.
     """
 
-    def __init__(
-        self, attempt: AttemptRequest, command: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, attempt: AttemptRequest, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._attempt, self._initial_oom_kills = attempt, count_oom_kills()
         with attempt.log.open("ab") as output:
             self._child = ProcessTree(
-                command,
-                stop_file=attempt.folder.stop_file,
-                grace=0.0,
-                output=output,
-                inherited_fds=(),
-                env=environment,
+                command, stop_file=attempt.folder.stop_file, grace=0.0, output=output, inherited_fds=(), env=environment
             )
         try:
             with suppress(OSError):  # the process has just died

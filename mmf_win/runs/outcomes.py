@@ -34,9 +34,7 @@ _ERROR_CLASSES: dict[OutcomeKind, type[errors.MmfwError]] = {
 # A terminal signals every process, perhaps before the worker has installed its handlers.
 _STOP_SIGNAL_CODES = {-number for number in STOP_SIGNALS}
 
-_OUT_OF_MEMORY_PATTERN = re.compile(
-    rb"std::bad_alloc|failed to map segment|MemoryError|[Cc]annot allocate memory"
-)
+_OUT_OF_MEMORY_PATTERN = re.compile(rb"std::bad_alloc|failed to map segment|MemoryError|[Cc]annot allocate memory")
 
 _START_OVER_HINT = "run the same command again to start over"
 
@@ -45,8 +43,7 @@ _HINTS = {
     "cuda_oom": "check with `nvidia-smi` for other programs on the GPU, or choose a smaller model",
     "host_oom": "try a smaller --batch-size, or close other programs",
     "disk": "free some space; {resume}",
-    "nan": "run {again} with --detect-anomaly to find the operation, or start over with a smaller "
-    "optimizer.params.lr",
+    "nan": "run {again} with --detect-anomaly to find the operation, or start over with a smaller optimizer.params.lr",
     "nan of an operation": "start over with a smaller optimizer.params.lr",
     "nan in fp16": "run {again} with --precision fp32, since fp16 numbers end at 65,504",
     "killed": "{resume}",
@@ -57,9 +54,7 @@ _HINTS = {
 }
 
 
-def determine_outcome(
-    attempt: AttemptRequest, child_exit: ChildExit, *, memory_ran_out: bool
-) -> AttemptOutcome:
+def determine_outcome(attempt: AttemptRequest, child_exit: ChildExit, *, memory_ran_out: bool) -> AttemptOutcome:
     """Determine the outcome of an attempt from its outcome file or, without one, from the exit code.
 
     The outcome is saved if it differs from the file.
@@ -86,9 +81,7 @@ def determine_outcome(
     return outcome
 
 
-def outcome_error(
-    outcome: AttemptOutcome, attempt: AttemptRequest, output_hint: str | None = None
-) -> errors.MmfwError:
+def outcome_error(outcome: AttemptOutcome, attempt: AttemptRequest, output_hint: str | None = None) -> errors.MmfwError:
     """Return the outcome of an attempt as an error with a hint; its class gives the exit code.
 
     Args:
@@ -129,9 +122,7 @@ def _outcome_hint(kind: str, attempt: AttemptRequest, output_hint: str) -> str |
         hint = ""
     elif "{" in hint and resumes and checkpoints.can_resume(run):
         command = resume_command(run)
-        hint = hint.format(
-            resume=f"resume from the last intact checkpoint with `{command}`", again=f"`{command}`"
-        )
+        hint = hint.format(resume=f"resume from the last intact checkpoint with `{command}`", again=f"`{command}`")
     else:
         hint = hint.format(resume=_START_OVER_HINT, again="the same command")
     return "; ".join(filter(None, (hint, output_hint)))
@@ -171,15 +162,11 @@ def intact_checkpoint_hint(run: Run, saved_checkpoints: Iterable[checkpoints.Sav
 
 def _outcome_of_death(attempt: AttemptRequest, child_exit: ChildExit, memory_ran_out: bool) -> AttemptOutcome:
     if child_exit.killed or (child_exit.stop_requested and child_exit.exit_code in _STOP_SIGNAL_CODES):
-        return AttemptOutcome(
-            "interrupted", "killed on request or for lack of progress; unsaved updates are lost"
-        )
+        return AttemptOutcome("interrupted", "killed on request or for lack of progress; unsaved updates are lost")
     if child_exit.exit_code == -9 and memory_ran_out:
         return AttemptOutcome("host_oom", "out of memory: the system killed the worker")
     with suppress(OSError):
         # C++ aborts, and Python may not even start. Only the end counts: the log is shared by all workers.
         if _OUT_OF_MEMORY_PATTERN.search(read_tail(attempt.log, 300)):
-            return AttemptOutcome(
-                "host_oom", f"not enough memory for the worker (exit code {child_exit.exit_code})"
-            )
+            return AttemptOutcome("host_oom", f"not enough memory for the worker (exit code {child_exit.exit_code})")
     return AttemptOutcome.from_exit_code(child_exit.exit_code, "the worker")

@@ -56,9 +56,7 @@ _PREDICTION_HINTS = {
 _OPTIMIZER_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")
 
 
-def split_arguments(
-    arguments: Sequence[str], max_names: int | None = None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_arguments(arguments: Sequence[str], max_names: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Split arguments into leading names and overrides.
 
     Args:

@@ -143,9 +143,7 @@ def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, fea
     return plan_attempt(PredictTask(str(target.annotation_file.path)), mmf, job, request, settings)
 
 
-def plan_attempt(
-    task: AttemptTask, mmf: MmfInstall, job: RunJob, request: RunRequest, base_settings: Settings
-) -> Plan:
+def plan_attempt(task: AttemptTask, mmf: MmfInstall, job: RunJob, request: RunRequest, base_settings: Settings) -> Plan:
     """Merge the command's overrides into the settings and resolve MMF's configuration.
 
     Args:
@@ -238,9 +236,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
     if gpus > 1 and options.nproc is None:
         _log.info("training on 1 of %d GPUs; --nproc auto uses all", gpus)
     if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
-        raise UsageError(
-            "--rdzv and --node-rank require several machines", hint="give their number with --nnodes"
-        )
+        raise UsageError("--rdzv and --node-rank require several machines", hint="give their number with --nnodes")
     if options.nnodes > 1:
         host, _, port = (options.rdzv or "").rpartition(":")
         if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -249,12 +245,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
             raise UsageError(f"--node-rank {options.node_rank}: must be from 0 to {options.nnodes - 1}")
     if ignored := default_settings.launcher_variables(os.environ):
         _log.warning("ignoring the variables %s: mmfw starts its processes itself", ", ".join(ignored))
-    return {
-        "nproc": nproc,
-        "nnodes": options.nnodes,
-        "node_rank": options.node_rank or 0,
-        "rdzv": options.rdzv,
-    }
+    return {"nproc": nproc, "nnodes": options.nnodes, "node_rank": options.node_rank or 0, "rdzv": options.rdzv}
 
 
 def require_divisible_batch(config: Settings, process_count: int) -> None:
@@ -322,11 +313,7 @@ def smaller_micro_batch(batch_rows: int, failed_rows: int) -> int | None:
 
 
 def next_attempt(
-    failed_attempt: AttemptRequest,
-    limit_name: str,
-    limit_value: int,
-    start_event: Event,
-    checkpoint: Path | None,
+    failed_attempt: AttemptRequest, limit_name: str, limit_value: int, start_event: Event, checkpoint: Path | None
 ) -> AttemptRequest:
     """Return the request of the attempt that follows one that ran out of memory.
 
@@ -349,9 +336,7 @@ def next_attempt(
         )
         task = replace(failed_attempt.train_task, only_weights=False)
         attempt = replace(failed_attempt, task=task, settings=settings, checkpoint=str(checkpoint))
-    elif failed_attempt.is_training and (
-        failed_attempt.checkpoint is None or failed_attempt.train_task.only_weights
-    ):
+    elif failed_attempt.is_training and (failed_attempt.checkpoint is None or failed_attempt.train_task.only_weights):
         extra_settings["training"] = {"seed": start_event["seed"]}
     if limit_name == "workers":
         extra_settings = merge_settings(extra_settings, {"training": {"num_workers": limit_value}})

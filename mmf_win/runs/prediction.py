@@ -22,7 +22,7 @@ from mmf_win.runs.targets import PredictionTarget
 from mmf_win.unpacking.staging import shared_read_lock
 
 
-def predict_target(
+def predict_target(  # noqa: PLR0913 - the interface that an exported model shares
     run: Run,
     mmf_paths: MmfPaths,
     options: CommandOptions,
@@ -62,8 +62,7 @@ def predict_target(
     first_attempt = replace(plan.first_attempt, may_query_hub=inputs.may_query_hub or options.trust)
     if export is not None:
         first_attempt = replace(
-            first_attempt,
-            task=ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8),
+            first_attempt, task=ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8)
         )
 
     with shared_read_lock(mmf_paths.dataset.root), attempts.writable_run(run) as writable:
@@ -121,9 +120,7 @@ def start_model_process(
     plan = plan_prediction(RunJob(run.request(), options, mmf_paths, run), checkpoint, target, None)
     if plan.config["dataset"].get("use_features"):
         hint = "predict memes with features by `mmfw predict --memes TABLE --features LMDB`"
-        raise UsageError(
-            f"run {run.id} needs region features, which mmfw cannot extract from images", hint=hint
-        )
+        raise UsageError(f"run {run.id} needs region features, which mmfw cannot extract from images", hint=hint)
     inputs = preflight.check_prediction(plan, target, None)
     attempt = replace(
         plan.first_attempt,

@@ -45,9 +45,7 @@ def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
     request, attempt, config = plan.request, plan.first_attempt, plan.config
     settings, run_type = request.mmfw_settings, str(attempt.settings["run_type"])
     if "train" not in run_type:
-        raise UsageError(
-            f"preset {request.preset}: run_type {run_type} does not train", hint="remove run_type"
-        )
+        raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="remove run_type")
     training = config["training"]
     if not (settings.epochs or training["max_epochs"] or training["max_updates"]):
         message = "neither training.max_updates nor training.max_epochs is set"
@@ -105,9 +103,9 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
-    if progress.update <= progress.best_update + patience or AttemptOutcome.load(
-        run.outcome_file
-    ) != AttemptOutcome("ok"):
+    if progress.update <= progress.best_update + patience or AttemptOutcome.load(run.outcome_file) != AttemptOutcome(
+        "ok"
+    ):
         return
     summary = RunRecord.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
@@ -227,18 +225,14 @@ def find_run_inputs(
 ) -> dict[InputFiles, list[str]]:
     """Return the inputs for training a run again with overrides → the arguments that name its preset."""
     config_spec = replace(request, settings=merge_settings(request.preset_settings, request.settings))
-    config = resolve_config(
-        mmf.root, mmf_paths, config_spec, overrides, checked_settings=request.settings_to_validate
-    )
+    config = resolve_config(mmf.root, mmf_paths, config_spec, overrides, checked_settings=request.settings_to_validate)
     return {files: _preset_arguments(request) for files in list_config_inputs(mmf.root, mmf_paths, config)}
 
 
 def file_overrides(request: RunRequest) -> list[str]:
     """Return the overrides that another command needs, besides the preset, to find the files of a run."""
     items = request.user_settings.items()
-    return [
-        f"{key}={format_override_value(value)}" for key, value in items if key.startswith(_FILE_KEY_PREFIXES)
-    ]
+    return [f"{key}={format_override_value(value)}" for key, value in items if key.startswith(_FILE_KEY_PREFIXES)]
 
 
 def _preset_arguments(request: RunRequest) -> list[str]:

@@ -37,15 +37,7 @@ _KEY_TYPES: dict[str, type] = {
     "offline": bool,
 }
 _TYPE_NAMES = {str: "a string", bool: "true or false", dict: "a mapping"}
-_MMF_GROUPS = (
-    "includes",
-    "model_config",
-    "dataset_config",
-    "optimizer",
-    "scheduler",
-    "training",
-    "evaluation",
-)
+_MMF_GROUPS = ("includes", "model_config", "dataset_config", "optimizer", "scheduler", "training", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -153,9 +145,7 @@ def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, An
         return preset
     base_name = str(preset["extends"])
     base_path = path.parent / base_name
-    base = _read_preset(
-        base_path if base_path.is_file() else _find_preset_file(base_name), (*extended_by, path)
-    )
+    base = _read_preset(base_path if base_path.is_file() else _find_preset_file(base_name), (*extended_by, path))
     preset = {key: value for key, value in preset.items() if value not in (None, {})}
     try:
         settings = merge_settings(base["settings"], preset.get("settings", {}))
@@ -183,9 +173,7 @@ def _read_own_keys(path: Path) -> dict[str, Any]:
     dotted_key = next((key for key in preset["settings"] if "." in str(key)), None)
     if dotted_key is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted_key} as nested keys")
-    group = next(
-        (k for k in _MMF_GROUPS if not isinstance(preset["settings"].get(k, {}), (dict, list))), None
-    )
+    group = next((k for k in _MMF_GROUPS if not isinstance(preset["settings"].get(k, {}), (dict, list))), None)
     if group is not None:
         raise UsageError(f"{path}: '{group}' in 'settings' must be a mapping")
     config = preset.get("config")
@@ -219,9 +207,7 @@ def _load_yaml(path: Path) -> Any:
         return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")))
     except UnicodeDecodeError:
         message = f"{path}: not a YAML file"
-        hint = (
-            "list the presets with `mmfw train --list`, or convert an archive with `mmfw convert --zip FILE`"
-        )
+        hint = "list the presets with `mmfw train --list`, or convert an archive with `mmfw convert --zip FILE`"
         raise UsageError(message, hint=hint) from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None

@@ -68,9 +68,7 @@ class TrainingProfile:
             return max(removable)[1]
         if self.gpu_busy is not None and self.gpu_busy < _MAX_IDLE_GPU_SHARE:
             return f"the GPU is busy {_format_percent(self.gpu_busy)} of the time"
-        model = (
-            f"{phase} {_format_percent(shares[phase])}" for phase in ("forward", "backward", "optimizer")
-        )
+        model = (f"{phase} {_format_percent(shares[phase])}" for phase in ("forward", "backward", "optimizer"))
         return f"the model itself takes the time: {', '.join(model)}"
 
     def _data_cost(self) -> tuple[float, str] | None:
@@ -92,10 +90,7 @@ class TrainingProfile:
         if share < _MIN_FIXED_SHARE:
             return None
         text = f"{_format_percent(share)} of the time is a fixed cost per update"
-        return (
-            share,
-            f"{text}; a larger batch changes the training: training.batch_size={2 * self.batch_size}",
-        )
+        return (share, f"{text}; a larger batch changes the training: training.batch_size={2 * self.batch_size}")
 
     def _periodic_cost(self, name: str, interval: int, shares: dict[str, float]) -> tuple[float, str] | None:
         share = shares[name]

@@ -88,9 +88,7 @@ def job_from_preset_or_run(
         The name of the preset or the ID of the run, and the training.
     """
     mmf_paths = MmfPaths.resolve(data_dir, save_dir)
-    if preset_or_run is not None and (
-        preset_or_run in presets.names() or expand_home(preset_or_run).is_file()
-    ):
+    if preset_or_run is not None and (preset_or_run in presets.names() or expand_home(preset_or_run).is_file()):
         # The name of a preset takes precedence over that of a run.
         job = training.job_from_preset(preset_or_run, options, mmf_paths)
         return job.request.preset, job

@@ -133,9 +133,7 @@ def _find_best_validation(events: Sequence[Event], best_save: Event | None) -> E
 
 def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> list[ScoredPrediction]:
     # Named by Run.reserve_prediction_file; the split is the stem of an annotation file.
-    name = re.compile(
-        f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_TIMESTAMP_PATTERN})", re.DOTALL
-    )
+    name = re.compile(f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_TIMESTAMP_PATTERN})", re.DOTALL)
     predictions: list[tuple[float, str, ScoredPrediction]] = []
     for csv in run.reports.glob("*.csv"):
         if (match := name.fullmatch(csv.stem)) is None:

@@ -54,9 +54,7 @@ class PredictionTarget:
         Raises:
             DatasetError: The table is invalid, or images are missing.
         """
-        return cls._from_rows(
-            table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch
-        )
+        return cls._from_rows(table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch)
 
     @classmethod
     def from_image(cls, image: Path, text: str, scratch: Path) -> PredictionTarget:
@@ -92,9 +90,7 @@ class PredictionTarget:
     def _from_rows(cls, source: Path, rows: Sequence[AnnotationRow], scratch: Path) -> PredictionTarget:
         annotations, table = scratch / "memes.jsonl", source.absolute()
         write_annotations(annotations, rows)
-        return cls(
-            short_portable_name(f"memes-{source.stem}"), AnnotationFile(annotations, str(table)), table
-        )
+        return cls(short_portable_name(f"memes-{source.stem}"), AnnotationFile(annotations, str(table)), table)
 
     @property
     def is_user_data(self) -> bool:

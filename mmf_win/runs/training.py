@@ -14,15 +14,7 @@ from mmf_win.errors import UsageError
 from mmf_win.inputs import annotation_checks
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, read_events
-from mmf_win.runs import (
-    checkpoints,
-    distillation,
-    lookup,
-    micro_batch_store,
-    preflight,
-    presets,
-    published_weights,
-)
+from mmf_win.runs import checkpoints, distillation, lookup, micro_batch_store, preflight, presets, published_weights
 from mmf_win.runs.attempts import DisplayFactory, read_attempt_events, run_with_retries, run_worker
 from mmf_win.runs.folder import Run, require_not_training, training_lock
 from mmf_win.runs.history import changed_splits, read_run_events, training_progress
@@ -218,11 +210,7 @@ def prepare_plan(job: RunJob) -> Plan:
     """
     plan = plan_training(job)
     inputs, total = preflight.check_training(plan)
-    request, attempt, version = (
-        plan.request,
-        plan.first_attempt,
-        read_version(Path(plan.first_attempt.mmf_root)),
-    )
+    request, attempt, version = (plan.request, plan.first_attempt, read_version(Path(plan.first_attempt.mmf_root)))
     if request.mmfw_settings.teacher or request.mmfw_settings.teacher_weight:
         request, attempt = distillation.attach_teacher(request, attempt, plan.config, inputs)
     if request.mmfw_settings.epochs and total is not None:
@@ -251,19 +239,14 @@ def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] 
     """
     with nullcontext() if job.run is None else training_lock(job.run) as lock_fd:
         plan = prepare_plan(job)
-        for result in annotation_checks.check_annotations(
-            job.mmf_paths.dataset, plan.config["dataset"], plan.inputs
-        ):
+        for result in annotation_checks.check_annotations(job.mmf_paths.dataset, plan.config["dataset"], plan.inputs):
             if result.verdict != "ok":
                 _log.warning("%s; %s", result.text, result.advice)
         return execute_plan(plan, display, lock_fd, on_start)
 
 
 def execute_plan(
-    plan: Plan,
-    display: DisplayFactory,
-    lock_fd: int | None = None,
-    on_start: Callable[[Run], None] = lambda _: None,
+    plan: Plan, display: DisplayFactory, lock_fd: int | None = None, on_start: Callable[[Run], None] = lambda _: None
 ) -> Run:
     """Run a planned training to its end, as :func:`train` does.
 
@@ -289,9 +272,7 @@ def execute_plan(
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None
         if total and previous_total not in (None, total):
-            message = (
-                "the total is %d updates instead of %d: the learning-rate schedule and the result change"
-            )
+            message = "the total is %d updates instead of %d: the learning-rate schedule and the result change"
             _log.warning(message, total, previous_total)
         if run is None:
             run = Run.create(mmf_paths.save_dir, job.name or request.preset)
@@ -311,7 +292,5 @@ def execute_plan(
             run.save_request(request)
         on_start(run)
         # A retry would have to start on all machines.
-        run_with_retries(
-            run, plan.first_attempt, run_attempt, retry=job.options.retry and job.options.nnodes == 1
-        )
+        run_with_retries(run, plan.first_attempt, run_attempt, retry=job.options.retry and job.options.nnodes == 1)
     return run

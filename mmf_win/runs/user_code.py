@@ -61,9 +61,7 @@ def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: 
             with file_lock(path.with_suffix(".lock"), timeout=5.0):
                 write_json(path, [*_load_trusted_folders(), str(folder)])
         except OSError as error:
-            _log.warning(
-                "%s: not writable, so the trust in %s is not remembered: %s", path, folder, error.strerror
-            )
+            _log.warning("%s: not writable, so the trust in %s is not remembered: %s", path, folder, error.strerror)
     return str(folder)
 
 

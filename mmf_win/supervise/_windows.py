@@ -121,9 +121,7 @@ class ProcessTree:
 def _kill_on_close_job() -> int:
     job: int = _require_success(_kernel32.CreateJobObjectW(None, None))
     limits = _LIMITS.pack(0, 0, _KILL_ON_JOB_CLOSE, *[0] * 16)
-    _require_success(
-        _kernel32.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, limits, _LIMITS.size)
-    )
+    _require_success(_kernel32.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, limits, _LIMITS.size))
     return job
 
 

@@ -106,12 +106,7 @@ def run_child(
     ):
         grace = stop_policy.timeout * _ORPHAN_TIMEOUT_FACTOR if terminate_after is None else 0.0
         tree = ProcessTree(
-            command,
-            stop_file=stop_file,
-            grace=grace,
-            output=output,
-            inherited_fds=inherited_fds,
-            env=environment,
+            command, stop_file=stop_file, grace=grace, output=output, inherited_fds=inherited_fds, env=environment
         )
         try:
             deadline = terminate_at = float("inf")
@@ -127,9 +122,7 @@ def run_child(
                     stop_sent = True
                     stop_file.touch()
                     stop_policy.on_stop()
-                    terminate_at = time.monotonic() + (
-                        float("inf") if terminate_after is None else terminate_after
-                    )
+                    terminate_at = time.monotonic() + (float("inf") if terminate_after is None else terminate_after)
                 if stop_sent and time.monotonic() > terminate_at:
                     terminate_at = float("inf")
                     tree.terminate()
@@ -149,8 +142,7 @@ def count_stop_requests() -> Iterator[Callable[[], int]]:
     """Count the stop signals that are not ignored; yield a function that returns the count."""
     requests = StopRequests()
     previous = {
-        number: signal.signal(number, lambda received, _: requests.add(received))
-        for number in active_stop_signals()
+        number: signal.signal(number, lambda received, _: requests.add(received)) for number in active_stop_signals()
     }
     try:
         with on_console_close(requests.add):

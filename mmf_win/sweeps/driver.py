@@ -142,9 +142,7 @@ class Driver:
     def _handle_next_update(self) -> bool:
         """Wait briefly for an update and handle it; return whether a slot became free."""
         try:
-            slot, update = self._updates.get(
-                timeout=_BUSY_POLL_SECONDS if self._running_tasks else _IDLE_POLL_SECONDS
-            )
+            slot, update = self._updates.get(timeout=_BUSY_POLL_SECONDS if self._running_tasks else _IDLE_POLL_SECONDS)
         except Empty:
             return False
         if isinstance(update, Future):

@@ -59,9 +59,7 @@ class Examiner:
             self._parsers.append(func)
         return func
 
-    def exam(
-        self, output: Path | str = "output", regex: str = ".*", verbose: bool = False, workers: int = -1
-    ) -> None:
+    def exam(self, output: Path | str = "output", regex: str = ".*", verbose: bool = False, workers: int = -1) -> None:
         """Run the parsers over task folders, sorted by name; folders without ``param`` are skipped.
 
         Args:
@@ -83,9 +81,7 @@ class Examiner:
             return
         with ThreadPoolExecutor(workers, "mmfw-examiner") as pool:
             try:
-                jobs = [
-                    pool.submit(self._run_parsers, path, experiment, {}) for path, experiment in experiments
-                ]
+                jobs = [pool.submit(self._run_parsers, path, experiment, {}) for path, experiment in experiments]
                 for job in jobs:
                     caches = wait_for_result(job)
                     self.caches.update(caches)
@@ -117,8 +113,7 @@ class Examiner:
         params = sorted(name for name, distinct in values.items() if len(distinct) > 1 or not concise)
         metrics = sorted({name for experiment in experiments for name in experiment.metric})
         rows = [
-            [experiment.param.get(name) for name in params]
-            + [experiment.metric.get(name) for name in metrics]
+            [experiment.param.get(name) for name in params] + [experiment.metric.get(name) for name in metrics]
             for experiment in experiments
         ]
         if print_tsv:

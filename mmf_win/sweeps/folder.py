@@ -236,9 +236,7 @@ def find_sweep(save_dir: Path, name_or_folder: str | None) -> SweepFolder:
     if folder := newest if name_or_folder is None else find_sweep_folder(save_dir, name_or_folder):
         return SweepFolder(folder)
     command = format_command("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-    message = (
-        f"no sweep in {save_dir / SWEEPS_DIR}" if name_or_folder is None else f"no sweep {name_or_folder}"
-    )
+    message = f"no sweep in {save_dir / SWEEPS_DIR}" if name_or_folder is None else f"no sweep {name_or_folder}"
     suggestion = suggestion_hint(name_or_folder or "", [path.name for path in sweeps])
     raise UsageError(message, hint=f"{suggestion}run `{command}` to create one")
 
@@ -251,9 +249,7 @@ def remove_sweep(sweep: SweepFolder) -> None:
         UsageError: The folder contains other files.
     """
     names = (SPECIFICATION_FILE, sweep.drivers_lock.name, "optuna.", "tracking.", "comparison_", "ensembles")
-    with file_lock(
-        sweep.drivers_lock, in_use_error=InUseError(f"{sweep.path} is in use by `mmfw sweep run`")
-    ):
+    with file_lock(sweep.drivers_lock, in_use_error=InUseError(f"{sweep.path} is in use by `mmfw sweep run`")):
         pass
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
@@ -312,16 +308,8 @@ def load_task(folder: TaskFolder) -> Task | None:
         state = "failed" if "failed" in stat.values() else state
         record = {"state": state, **record, "commands": map(str, stat), "finished": map(str, finished)}
     if record.get("state") == "running" and not is_locked(folder.lock):
-        record |= {
-            "state": "queued",
-            "slot": None,
-            "message": "its driver died; run the sweep again to continue",
-        }
-    values = {
-        name: value
-        for name, value in param.items()
-        if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)
-    }
+        record |= {"state": "queued", "slot": None, "message": "its driver died; run the sweep again to continue"}
+    values = {name: value for name, value in param.items() if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)}
     record |= {name: tuple(record.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**record, "name": folder.path.name, "values": values})
 

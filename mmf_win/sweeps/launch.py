@@ -161,9 +161,7 @@ def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
     keys = {task.key for task in tasks}
     trials = [task for task in started if task.trial is not None and not title and task.key not in keys]
     is_searched = spec.search is not None and not (title or options.debug or options.failed)
-    trials_left = (
-        max(0, spec.search.trials - len(trials)) if spec.search is not None and is_searched else None
-    )
+    trials_left = max(0, spec.search.trials - len(trials)) if spec.search is not None and is_searched else None
     tasks += [task.with_planned_commands(replace(task, commands=all_commands)) for task in trials]
     if options.debug:
         tasks = tasks[:1]
@@ -189,14 +187,11 @@ def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
         echo_output=options.debug,
     )
     _warn_about_plan(spec, planned.unused_parameters, title)
-    return PlannedSweep(
-        options, spec, folder, started, tasks, trials_left, planned.unused_parameters, runner, data_dir
-    )
+    return PlannedSweep(options, spec, folder, started, tasks, trials_left, planned.unused_parameters, runner, data_dir)
 
 
 def run_sweep(
-    sweep: PlannedSweep,
-    make_display: Callable[[int], AbstractContextManager[Callable[[Slot, TaskUpdate], None]]],
+    sweep: PlannedSweep, make_display: Callable[[int], AbstractContextManager[Callable[[Slot, TaskUpdate], None]]]
 ) -> bool:
     """Run the remaining tasks of a sweep.
 
@@ -238,11 +233,7 @@ def run_sweep(
         with make_display(len(remaining) + (sweep.remaining_trials or 0)) as show:
             driver = Driver(folder, slots, execute, show, search)
             stopped = driver.run(remaining)
-        trials = (
-            [task for task in load_started_tasks(folder) if task.trial is not None]
-            if search is not None
-            else []
-        )
+        trials = [task for task in load_started_tasks(folder) if task.trial is not None] if search is not None else []
         tasks_by_key = {**{task.key: task for task in [*trials, *sweep.tasks]}, **driver.tasks}
         sweep.tasks = list(tasks_by_key.values())
     return stopped
@@ -263,9 +254,7 @@ def _remaining_tasks(tasks: Sequence[Task], commands: Collection[str]) -> list[T
         for task in tasks
         if task.state == "running" or (task.state != "pruned" and {*task.remaining_commands} & {*commands})
     ]
-    return [
-        task if task.state == "running" else replace(task, state="queued", message=None) for task in remaining
-    ]
+    return [task if task.state == "running" else replace(task, state="queued", message=None) for task in remaining]
 
 
 def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, SweepFolder]:
@@ -284,9 +273,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
         return _resolve_from_file(options, path, earlier)
     if source not in presets.names() and not path.is_file():
-        if incomplete := next(
-            (place for place in (path, save_dir / SWEEPS_DIR / source) if place.is_dir()), None
-        ):
+        if incomplete := next((place for place in (path, save_dir / SWEEPS_DIR / source) if place.is_dir()), None):
             hint = "run the original file again, with -o and this folder"
             raise UsageError(f"{incomplete}: not a sweep (sweep.yaml not found)", hint=hint)
         candidates = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
@@ -322,9 +309,7 @@ def _resolve_from_file(
     if earlier_sweep is not None and output is not None:
         raise UsageError(f"{source} is an existing sweep and cannot continue in {output}")
     text = read_text(file)
-    folder = SweepFolder(
-        earlier_sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem)
-    )
+    folder = SweepFolder(earlier_sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem))
     spec = specification.parse_specification(text, file)
     if options.data_dir and any("--data-dir" in command for command in spec.template.values()):
         raise UsageError(f"{file}: its commands already set --data-dir", hint="change it in the file")
@@ -333,9 +318,7 @@ def _resolve_from_file(
 
 def _vary_one_at_a_time(overrides: Sequence[str]) -> list[list[str]]:
     """Return the combination of all first values, and one for each other value of ``KEY=VALUE,VALUE``."""
-    listed = [
-        [f"{key}={value}" for value in values] for key, values in grid.parse_value_lists(overrides).items()
-    ]
+    listed = [[f"{key}={value}" for value in values] for key, values in grid.parse_value_lists(overrides).items()]
     first = [values[0] for values in listed]
     others = [[*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]]
     return [first, *others]

@@ -13,14 +13,7 @@ from pathlib import Path
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name
-from mmf_win.sweeps.folder import (
-    MAX_NAME_BYTES,
-    SweepFolder,
-    Task,
-    load_specification,
-    load_started_tasks,
-    merge_tasks,
-)
+from mmf_win.sweeps.folder import MAX_NAME_BYTES, SweepFolder, Task, load_specification, load_started_tasks, merge_tasks
 from mmf_win.sweeps.specification import RESERVED_PLACEHOLDERS, Choice, Specification, Values, placeholders
 
 #: Maximum number of tasks in a sweep; each has a folder.
@@ -42,11 +35,7 @@ class TaskPlan:
 
 
 def plan_tasks(
-    specification: Specification,
-    *,
-    title: str | None = None,
-    commands: Collection[str] = (),
-    sample: int | None = None,
+    specification: Specification, *, title: str | None = None, commands: Collection[str] = (), sample: int | None = None
 ) -> TaskPlan:
     """Combine the values of the choices.
 
@@ -104,17 +93,13 @@ def list_tasks(sweep: SweepFolder) -> list[Task]:
     """
     spec, started = load_specification(sweep), load_started_tasks(sweep)
     tasks = (
-        merge_tasks(plan_tasks(spec).tasks, started)
-        if spec and _count_combinations(spec.choices) <= MAX_TASKS
-        else []
+        merge_tasks(plan_tasks(spec).tasks, started) if spec and _count_combinations(spec.choices) <= MAX_TASKS else []
     )
     keys = {task.key for task in tasks}
     return [*tasks, *(task for task in started if task.key not in keys)]
 
 
-def make_task(
-    specification: Specification, parameters: Values, commands: Collection[str] | None = None
-) -> Task:
+def make_task(specification: Specification, parameters: Values, commands: Collection[str] | None = None) -> Task:
     """Create the task of one combination.
 
     Args:
@@ -136,10 +121,7 @@ def make_task(
             raise UsageError(f"alias {name} has no case {value}", hint=hint)
         values |= cases[value]
     values |= {name: value for name, value in specification.default.items() if name not in values}
-    name = (
-        "-".join(f"{_abbreviate_name(key)}_{_format_value(value)}" for key, value in parameters.items())
-        or "default"
-    )
+    name = "-".join(f"{_abbreviate_name(key)}_{_format_value(value)}" for key, value in parameters.items()) or "default"
     selected_commands = tuple(name for name in specification.template if commands is None or name in commands)
     return Task(portable_name(name, MAX_NAME_BYTES), values, selected_commands)
 
@@ -151,11 +133,7 @@ def _count_combinations(choices: Sequence[Choice], sample: int | None = None) ->
 
 
 def _combinations(choice: Choice, sample: int | None) -> Iterator[Values]:
-    count, drawn, rng = (
-        _count_combinations([choice]),
-        _count_combinations([choice], sample),
-        random.Random(0),
-    )
+    count, drawn, rng = (_count_combinations([choice]), _count_combinations([choice], sample), random.Random(0))
     numbers: Iterable[int] = range(count)
     if drawn < count:  # random.sample needs a sequence, whose length is limited to sys.maxsize
         huge = count > sys.maxsize

@@ -29,14 +29,7 @@ from mmf_win.locking import file_lock, is_locked
 from mmf_win.signals import active_stop_signals
 from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS_HINT
-from mmf_win.sweeps.task_runner import (
-    ALL_GPUS_ENVIRONMENT,
-    OnUpdate,
-    Slot,
-    TaskRunner,
-    TaskSignals,
-    TaskUpdate,
-)
+from mmf_win.sweeps.task_runner import ALL_GPUS_ENVIRONMENT, OnUpdate, Slot, TaskRunner, TaskSignals, TaskUpdate
 from mmf_win.upstream.install import require_packages
 from mmf_win.version import __version__
 
@@ -147,18 +140,10 @@ class RayCluster:
         self._require_shared_storage(nodes, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data_dir])
         slot_gpu_counts = islice(cycle(counts), count or min(map(self._capacity, counts)))
         environments = [{"CUDA_VISIBLE_DEVICES": "-1"}, {}, ALL_GPUS_ENVIRONMENT]
-        return [
-            Slot(n, _format_gpus(gpus), environments[min(gpus, 2)], gpus)
-            for n, gpus in enumerate(slot_gpu_counts)
-        ]
+        return [Slot(n, _format_gpus(gpus), environments[min(gpus, 2)], gpus) for n, gpus in enumerate(slot_gpu_counts)]
 
     def run(
-        self,
-        runner: TaskRunner,
-        task: Task,
-        slot: Slot,
-        on_update: OnUpdate,
-        get_signals: Callable[[], TaskSignals],
+        self, runner: TaskRunner, task: Task, slot: Slot, on_update: OnUpdate, get_signals: Callable[[], TaskSignals]
     ) -> Task:
         """Run a task like ``runner`` does on this machine; if its node is lost, run it on another one.
 
@@ -196,12 +181,7 @@ class RayCluster:
         raise TrainingError(f"Ray failed to run the task {_MAX_TRIES} times: {_summarize_error(last_error)}")
 
     def _run_on_node(
-        self,
-        runner: TaskRunner,
-        task: Task,
-        slot: Slot,
-        on_update: OnUpdate,
-        get_signals: Callable[[], TaskSignals],
+        self, runner: TaskRunner, task: Task, slot: Slot, on_update: OnUpdate, get_signals: Callable[[], TaskSignals]
     ) -> Task:
         """Run a task on one node."""
         gpus = slot.gpu_count
@@ -214,9 +194,7 @@ class RayCluster:
                 raise _WaitStoppedError
             self._require_head()
             if not self._capacity(gpus):
-                raise TrainingError(
-                    f"the cluster no longer has a node with {_format_gpus(gpus)}; {self._inventory()}"
-                )
+                raise TrainingError(f"the cluster no longer has a node with {_format_gpus(gpus)}; {self._inventory()}")
 
         def check_deadline() -> None:
             nonlocal kill_time
@@ -264,27 +242,18 @@ class RayCluster:
 
     def _inventory(self) -> str:
         hosts = [
-            f"{node['NodeManagerHostname']}: {_format_gpus(_node_capacity(node, 1))}"
-            for node in self._alive_nodes()
+            f"{node['NodeManagerHostname']}: {_format_gpus(_node_capacity(node, 1))}" for node in self._alive_nodes()
         ]
         return f"it has {', '.join(hosts) or 'no nodes'}"
 
-    def _require_shared_storage(
-        self, nodes: Sequence[dict[str, Any]], sweep: Path, folders: Sequence[Path]
-    ) -> None:
+    def _require_shared_storage(self, nodes: Sequence[dict[str, Any]], sweep: Path, folders: Sequence[Path]) -> None:
         """Raise if a node lacks this version of mmfw, or does not see the sweep, its locks or the folders."""
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         remote_probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_node)
         parent = next(folder for folder in (sweep, *sweep.parents) if folder.is_dir())
         needed = [folder for folder in folders if folder.is_dir()]
-        with (
-            TemporaryDirectory(prefix=".ray-", dir=parent) as lock_folder,
-            file_lock(Path(lock_folder, "lock")),
-        ):
-            probes = [
-                remote_probe.options(scheduling_strategy=strategy(node["NodeID"], soft=False))
-                for node in nodes
-            ]
+        with TemporaryDirectory(prefix=".ray-", dir=parent) as lock_folder, file_lock(Path(lock_folder, "lock")):
+            probes = [remote_probe.options(scheduling_strategy=strategy(node["NodeID"], soft=False)) for node in nodes]
             answers = [probe.remote(lock_folder, needed) for probe in probes]
             for node, answer in zip(nodes, answers, strict=True):
                 node_name = f"node {node['NodeManagerHostname']} of the cluster"

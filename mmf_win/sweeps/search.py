@@ -114,9 +114,7 @@ class OptunaSearch:
                 except ValueError as error:
                     raise UsageError(f"{self._sweep.study}: {error}", hint=OTHER_FOLDER_HINT) from None
                 task = self._task_from_trial(trial)
-                tasks_by_key = self._tasks_by_key | {
-                    other.key: other for other in map(self._task_from_trial, trials)
-                }
+                tasks_by_key = self._tasks_by_key | {other.key: other for other in map(self._task_from_trial, trials)}
                 if task.key not in tasks_by_key:
                     self._tasks_by_key[task.key] = task
                     return task
@@ -133,10 +131,7 @@ class OptunaSearch:
 
     def _list_trials(self) -> list[Any]:
         """Return the valid trials: no repetitions, and none that was aborted while its values were chosen."""
-        names, started = (
-            self._search.parameters.keys(),
-            {task.trial for task in self._tasks_by_key.values()},
-        )
+        names, started = (self._search.parameters.keys(), {task.trial for task in self._tasks_by_key.values()})
         trials = (trial for trial in self._study.get_trials(deepcopy=False) if trial.params)
         trials = (trial for trial in trials if _REPETITION_ATTR not in trial.user_attrs)
         return [t for t in trials if t.params.keys() == names or t.state.is_finished() or t.number in started]

@@ -125,9 +125,7 @@ def parse_specification(text: str, path: Path) -> Specification:
         raise UsageError(message, hint=f"use one of the keys {', '.join(_KEYS)}")
     template = _parse_mapping(header.get("template"), f"{path}: 'template'")
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
-        raise UsageError(
-            f"{path}: 'template' must contain at least one command, and commands must be strings"
-        )
+        raise UsageError(f"{path}: 'template' must contain at least one command, and commands must be strings")
     if invalid_name := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
         hint = "use letters, digits, _ and -"
         raise UsageError(f"{path}: invalid command name {invalid_name!r}", hint=hint)
@@ -140,9 +138,7 @@ def parse_specification(text: str, path: Path) -> Specification:
     for name, document in _parse_mapping(header.get("alias") or {}, f"{path}: 'alias'").items():
         cases = _require_mapping(document, f"{path}: 'alias' {name}").items()
         location = f"{path}: 'alias', case"
-        alias[name] = {
-            case: _parse_values(v, f"{location} {case!r} of {name}", allow_empty=False) for case, v in cases
-        }
+        alias[name] = {case: _parse_values(v, f"{location} {case!r} of {name}", allow_empty=False) for case, v in cases}
     shell, search = header.get("shell", False), header.get("search")
     if not isinstance(shell, bool):
         raise UsageError(f"{path}: 'shell' must be true or false")
@@ -236,9 +232,7 @@ def _parse_choice(document: Any, number: int, template: Mapping[str, Any], path:
 def _parse_search(document: Any, path: Path) -> Search:
     location = f"{path}: 'search'"
     values = _parse_mapping(document, location)
-    values["parameters"] = _parse_mapping(
-        values.get("parameters"), f"{location}: 'parameters'", allow_empty=False
-    )
+    values["parameters"] = _parse_mapping(values.get("parameters"), f"{location}: 'parameters'", allow_empty=False)
     hints = get_type_hints(Search)
     for key, value in values.items():
         if key not in hints:
@@ -311,9 +305,7 @@ def _require_parameter(name: str, value: Any, location: str) -> None:
 
 
 def _parse_mapping(value: Any, location: str, *, allow_empty: bool = True) -> dict[str, Any]:
-    return {
-        str(key): entry for key, entry in _require_mapping(value, location, allow_empty=allow_empty).items()
-    }
+    return {str(key): entry for key, entry in _require_mapping(value, location, allow_empty=allow_empty).items()}
 
 
 def _require_mapping(value: Any, location: str, *, allow_empty: bool = False) -> dict[Hashable, Any]:
@@ -356,9 +348,7 @@ def render_argv(template: str, values: Mapping[str, Any]) -> list[str]:
 def render_shell_line(template: str, values: Mapping[str, Any]) -> str:
     """Return the command line for a shell; ``values`` must cover the template's :func:`placeholders`."""
     joined = re.sub(r"\s*\n\s*", " ", template)
-    return _PLACEHOLDER.sub(
-        lambda match: format_command(*_placeholder_arguments(match, values)), joined
-    ).strip()
+    return _PLACEHOLDER.sub(lambda match: format_command(*_placeholder_arguments(match, values)), joined).strip()
 
 
 def _placeholder_arguments(match: re.Match[str], values: Mapping[str, Any]) -> list[str]:

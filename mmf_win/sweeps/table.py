@@ -59,9 +59,7 @@ class ResultRow:
     p_value: float | None = None
 
 
-def build_table(
-    folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()
-) -> list[ResultRow]:
+def build_table(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[ResultRow]:
     """Build the result table of a sweep.
 
     Args:
@@ -83,9 +81,7 @@ def build_table(
     require_validation_metric(metric)
     done = [task for task in list_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
-    items = (
-        (task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done
-    )
+    items = ((task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done)
     rows = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(items)]
     rows = [row for row in rows if row.run_count]
     metrics = {name for row in rows for name in row.metrics}
@@ -101,9 +97,7 @@ def build_table(
     return ranked + [row for row in rows if metric not in row.metrics]
 
 
-def sweep_dataframe(
-    sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
-) -> pandas.DataFrame:
+def sweep_dataframe(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()) -> pandas.DataFrame:
     """Return the result table of a sweep as a DataFrame.
 
     Args:
@@ -159,9 +153,7 @@ def trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     tasks = [task for task in list_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
     task_by_run = {sweep.task_folder(task.name).newest_run(): task for task in tasks}
-    return {
-        run: {name: task.values.get(name) for name in differing} for run, task in task_by_run.items() if run
-    }
+    return {run: {name: task.values.get(name) for name in differing} for run, task in task_by_run.items() if run}
 
 
 def task_progress(folder: TaskFolder) -> dict[str, Any]:
@@ -262,11 +254,7 @@ def _seed_label(task: Task) -> str:
 
 
 def _build_row(
-    folder: SweepFolder,
-    tasks: Sequence[Task],
-    parameter_names: Sequence[str],
-    metric: str,
-    search: Search | None,
+    folder: SweepFolder, tasks: Sequence[Task], parameter_names: Sequence[str], metric: str, search: Search | None
 ) -> ResultRow:
     values: dict[str, dict[str, float]] = defaultdict(dict)
     validated_on: set[str] = set()
@@ -290,9 +278,7 @@ def _build_row(
     return ResultRow(parameters, runs, tuple(trained), metrics, ", ".join(sorted(validated_on)) or None)
 
 
-def _compare_with_baseline(
-    rows: Sequence[ResultRow], metric: str, baseline: Sequence[str]
-) -> list[ResultRow]:
+def _compare_with_baseline(rows: Sequence[ResultRow], metric: str, baseline: Sequence[str]) -> list[ResultRow]:
     if invalid := [word for word in baseline if "=" not in word]:
         raise UsageError(f"invalid --baseline {invalid[0]!r}: expected PARAMETER=VALUE")
     parameters = dict(word.split("=", 1) for word in baseline)

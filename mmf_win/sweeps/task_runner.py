@@ -26,13 +26,7 @@ from mmf_win.runs.lookup import list_runs
 from mmf_win.runs.request import CommandOptions
 from mmf_win.supervise import ChildExit, StopPolicy, run_child
 from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, TaskState, load_task, write_yaml
-from mmf_win.sweeps.specification import (
-    CPU,
-    OTHER_GPUS_HINT,
-    RESERVED_PLACEHOLDERS,
-    render_argv,
-    render_shell_line,
-)
+from mmf_win.sweeps.specification import CPU, OTHER_GPUS_HINT, RESERVED_PLACEHOLDERS, render_argv, render_shell_line
 
 _SIGTERM_DELAY_SECONDS = 5.0  # time to react to the stop file before SIGTERM is sent
 _POLLS_PER_RUN_SEARCH = 5  # searching for a new run costs more than reading new events
@@ -136,18 +130,10 @@ class TaskRunner:
 
     def reserved_values(self, task: Task) -> dict[str, str]:
         """Return the values of the placeholders that are set by mmfw."""
-        return {
-            "_output": str(self.sweep.task_folder(task.name).path),
-            "_name": task.name,
-            "_time": self.timestamp,
-        }
+        return {"_output": str(self.sweep.task_folder(task.name).path), "_name": task.name, "_time": self.timestamp}
 
     def run(
-        self,
-        task: Task,
-        slot: Slot,
-        on_update: OnUpdate,
-        get_signals: Callable[[], TaskSignals] = TaskSignals,
+        self, task: Task, slot: Slot, on_update: OnUpdate, get_signals: Callable[[], TaskSignals] = TaskSignals
     ) -> Task:
         """Claim a task and run its commands until one fails.
 
@@ -172,13 +158,7 @@ class TaskRunner:
                     if current.starts > task.starts and current.state in ("failed", "pruned"):
                         return current  # another driver was faster
                     return _TaskExecution(
-                        self,
-                        current.with_planned_commands(task),
-                        slot,
-                        folder,
-                        lock_fd,
-                        on_update,
-                        get_signals,
+                        self, current.with_planned_commands(task), slot, folder, lock_fd, on_update, get_signals
                     ).run()
         except InUseError:
             return replace(task, state="running")
@@ -340,9 +320,7 @@ def _find_error_line(log: Path) -> str | None:
     """Return the last error in a log, or else its last line; ``None`` if that is not printable."""
     lines: list[str] = []
     with suppress(OSError):  # the command may have removed it
-        lines = [
-            line.strip() for line in read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").splitlines()
-        ]
+        lines = [line.strip() for line in read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").splitlines()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     error_line = (errors or list(filter(None, lines)) or [""])[-1]
     return error_line if error_line.isprintable() else None

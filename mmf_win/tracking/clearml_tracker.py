@@ -23,14 +23,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import link_or_copy, read_json, write_json
 from mmf_win.locking import file_lock
 from mmf_win.paths import expand_home
-from mmf_win.tracking.tracker import (
-    DEFAULT_PROJECT,
-    OFFLINE,
-    MetricPoint,
-    RunInfo,
-    Tracker,
-    require_no_env_run_id,
-)
+from mmf_win.tracking.tracker import DEFAULT_PROJECT, OFFLINE, MetricPoint, RunInfo, Tracker, require_no_env_run_id
 
 _DEFAULT_SERVER, _API_VERSION, _TAGS_SECTION = "https://api.clear.ml", "2.13", "properties"
 _API_SERVER_PATTERN = re.compile(r'^[^#\n]*\bapi_server\s*[:=]\s*"?(http[^"\s,}]+)', re.MULTILINE)
@@ -58,9 +51,7 @@ class ClearMLTracker(Tracker):
 
     def __init__(self) -> None:
         self.server = (
-            os.environ.get(self.address_variable)
-            or _search_config_file(_API_SERVER_PATTERN)
-            or _DEFAULT_SERVER
+            os.environ.get(self.address_variable) or _search_config_file(_API_SERVER_PATTERN) or _DEFAULT_SERVER
         )
         self.project = os.environ.get("CLEARML_PROJECT") or DEFAULT_PROJECT
         self._session: Any = None
@@ -107,20 +98,12 @@ class ClearMLTracker(Tracker):
         url = f"{root.rstrip('/')}/{self.project}/{self._task_id}/{path.name}"
         uri = StorageManager.upload_file(str(path), url, retries=1)
         if folder == "checkpoints":
-            fields = {
-                "name": path.stem,
-                "framework": "PyTorch",
-                "ready": False,
-                "task": self._task_id,
-                "uri": uri,
-            }
+            fields = {"name": path.stem, "framework": "PyTorch", "ready": False, "task": self._task_id, "uri": uri}
             models = self.call_api("models.get_all", task=[self._task_id], uri=[uri])["models"]
             model = (models or [self.call_api("models.create", **fields)])[0]["id"]
             self._call_task_api("add_or_update_model", name=path.stem, model=model, type="output")
         else:
-            self._call_task_api(
-                "add_or_update_artifacts", artifacts=[_artifact_record(path, uri)], force=True
-            )
+            self._call_task_api("add_or_update_artifacts", artifacts=[_artifact_record(path, uri)], force=True)
 
     def set_status(self, state: str, t: float) -> None:
         del t  # the server sets the time
@@ -133,9 +116,7 @@ class ClearMLTracker(Tracker):
             tags = {*self.call_api("tasks.get_by_id", task=task_id)["task"].get("tags", []), tag}
             self.call_api("tasks.edit", task=task_id, tags=sorted(tags), force=True)
             return task_id
-        if tasks := self.call_api("tasks.get_all", tags=[tag], order_by=["created"], only_fields=["id"])[
-            "tasks"
-        ]:
+        if tasks := self.call_api("tasks.get_all", tags=[tag], order_by=["created"], only_fields=["id"])["tasks"]:
             return str(tasks[0]["id"])
         task: dict[str, Any] = {"name": run_info.name, "tags": [tag], "type": "training", "project": project}
         if run_info.parent is not None:

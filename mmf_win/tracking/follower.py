@@ -92,9 +92,7 @@ def _start_follower(run: Run, tracker: Tracker, options: UploadOptions) -> subpr
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         popen_options = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
-    command = module_command(
-        "mmf_win.tracking.follower", tracker.name, str(run.path), json.dumps(asdict(options))
-    )
+    command = module_command("mmf_win.tracking.follower", tracker.name, str(run.path), json.dumps(asdict(options)))
     with _log_file(run, tracker).open("ab") as log, block_stop_signals():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **popen_options)
 

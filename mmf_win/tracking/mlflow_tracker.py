@@ -59,9 +59,7 @@ class MLflowTracker(Tracker):
     def require_settings(self) -> bool:
         scheme, path = self._scheme, self.server.partition(":///")[2]
         if scheme == "sqlite" and (path in ("", ":memory:") or Path(path).is_dir()):
-            raise UsageError(
-                f"{self.server} is not a file", hint=f"use {self.address_variable}=sqlite:///FILE"
-            )
+            raise UsageError(f"{self.server} is not a file", hint=f"use {self.address_variable}=sqlite:///FILE")
         if scheme == "file" and os.environ.get(_FILE_STORE_VARIABLE, "").lower() not in ("true", "1"):
             message = f"{self.server} is not a server of mlflow; MLflow writes to a folder only with"
             hint = f"set {self.address_variable} to a server or to sqlite:///FILE"
@@ -93,9 +91,7 @@ class MLflowTracker(Tracker):
         from mlflow import MlflowClient
 
         self._client = self._client or MlflowClient()
-        run = self._find_recorded_run(run_info) or self._get_or_create_run(
-            self._get_or_create_experiment(), run_info
-        )
+        run = self._find_recorded_run(run_info) or self._get_or_create_run(self._get_or_create_experiment(), run_info)
         self._run_id, experiment = run.info.run_id, run.info.experiment_id
         return self._run_id, f"{self.host}/#/experiments/{experiment}/runs/{self._run_id}"
 
@@ -107,12 +103,8 @@ class MLflowTracker(Tracker):
         # Parameters cannot change in MLflow, so tags hold the new values.
         latest = {**params, **stored.params, **stored.tags}
         changed = {key: value for key, value in params.items() if latest[key] != value}
-        self._log_in_batches(
-            "params", [Param(key, value) for key, value in params.items() if key not in stored.params]
-        )
-        self._log_in_batches(
-            "tags", [RunTag(_legal_name(key), value) for key, value in {**changed, **tags}.items()]
-        )
+        self._log_in_batches("params", [Param(key, value) for key, value in params.items() if key not in stored.params])
+        self._log_in_batches("tags", [RunTag(_legal_name(key), value) for key, value in {**changed, **tags}.items()])
 
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         from mlflow.entities import Metric

@@ -215,9 +215,7 @@ class Tracker(ABC):
             if isinstance(error, MmfwError) or getattr(error, "errno", None):  # a disk error
                 raise
             hint = f"run the same command again {retry_advice(describe_error(error))}"
-            raise MmfEnvironmentError(
-                f"{self.name} at {self.address}: {describe_error(error)}", hint=hint
-            ) from None
+            raise MmfEnvironmentError(f"{self.name} at {self.address}: {describe_error(error)}", hint=hint) from None
 
 
 def describe_error(error: Exception) -> str:

@@ -278,11 +278,7 @@ class Uploader:
     def _iter_upload_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
         """Yield the name, path and stamp of each file to upload."""
         run, wanted = self._run, self._options.models
-        files = [
-            run.request_file,
-            run.checkpoints / "config.yaml",
-            *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}")),
-        ]
+        files = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}"))]
         files += [file.with_name(file.name.removesuffix(_METRICS_SUFFIX) + ".csv") for file in files[2:]]
         files += sorted(run.reports.glob("*.html")) if self._options.pages else []
         if wanted != "none" and time.time() >= self.upload_state.models + checkpoint_interval_s:
@@ -308,9 +304,7 @@ class Uploader:
             if name.endswith(_METRICS_SUFFIX):
                 self._tracker.log_metrics([*self._score_points(file)])
             is_model = file.suffix == ".ckpt"
-            self._tracker.log_artifact(
-                copy, file.parent.name if is_model or file.parent == self._run.reports else ""
-            )
+            self._tracker.log_artifact(copy, file.parent.name if is_model or file.parent == self._run.reports else "")
             self.upload_state.models = time.time() if is_model else self.upload_state.models
         finally:
             remove_tree(staged)

@@ -19,12 +19,7 @@ from mmf_win.paths import expand_home
 from mmf_win.tracking.tracker import DEFAULT_PROJECT, OFFLINE, MetricPoint, RunInfo, Tracker, UploadTarget
 
 _START_TIMEOUT_S, _FINISH_TIMEOUT_S = 60.0, 1800.0
-_MODES: dict[str, UploadTarget] = {
-    "online": "server",
-    "shared": "server",
-    "run": "server",
-    "offline": "offline",
-}
+_MODES: dict[str, UploadTarget] = {"online": "server", "shared": "server", "run": "server", "offline": "offline"}
 _MODES |= {"dryrun": "offline", "disabled": "disabled"}
 _NOTES = {
     "disabled": "W&B is disabled, nothing is sent; set WANDB_MODE=online to send runs",
@@ -59,9 +54,7 @@ class WandbTracker(Tracker):
             hint = "set WANDB_MODE to online, offline or disabled"
             raise UsageError(f"unknown W&B mode {self._mode}", hint=hint)
         variables = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
-        if self.upload == "server" and not (
-            any(variables) or _read_setting("api_key") or get_netrc_auth(self.server)
-        ):
+        if self.upload == "server" and not (any(variables) or _read_setting("api_key") or get_netrc_auth(self.server)):
             hint = "run `wandb login`, or set WANDB_API_KEY"
             raise UsageError(f"no W&B API key for {self.host}", hint=hint)
         return self.upload == "server"
@@ -82,11 +75,7 @@ class WandbTracker(Tracker):
         settings = wandb.Settings(x_save_requirements=False, **options)
         for name in () if self.env_run_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
             os.environ.pop(name, None)  # with those of an agent, W&B ignores the ID
-        names: dict[str, Any] = {
-            "id": run_info.id or run_info.key,
-            "project": self.project,
-            "name": run_info.name,
-        }
+        names: dict[str, Any] = {"id": run_info.id or run_info.key, "project": self.project, "name": run_info.name}
         group = run_info.parent.name if run_info.parent else None
         self._run = wandb.init(**names, group=group, resume="allow", dir=run_info.folder, settings=settings)
         if self._run.disabled or self._run.offline != (self.upload == "offline"):

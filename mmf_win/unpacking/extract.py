@@ -159,9 +159,7 @@ def extract_verified(
             manifest, damaged_names = _load_manifest_of(archive, folder, expected_sha256)
         if manifest:
             if damaged_names:
-                files = extract_to_staging(
-                    opened_archive, choose_damaged, staging, title, max_files=len(damaged_names)
-                )
+                files = extract_to_staging(opened_archive, choose_damaged, staging, title, max_files=len(damaged_names))
                 install_repaired(staging, manifest, files, damaged_names, archive)
             return manifest
         if not opened_archive.members:  # an unlisted tar; the size of its members is unknown
@@ -185,10 +183,7 @@ def install_staged(staging: Staging, manifest: Manifest, *, obsolete_paths: Coll
     fsync_files([staging.new_dir / name for name in manifest.files])
     replace(manifest, folder=staging.folder).save()
     stale_paths = [*manifest_files(manifest.folder), *obsolete_paths]
-    moves = [
-        *((None, path) for path in stale_paths),
-        *_plan_moves(staging.new_dir, manifest.folder, stale_paths),
-    ]
+    moves = [*((None, path) for path in stale_paths), *_plan_moves(staging.new_dir, manifest.folder, stale_paths)]
     moves += [(path, manifest.folder / path.name) for path in reversed(manifest_files(staging.folder))]
     staging.install(moves)
     mark_intact(manifest, manifest.files)
@@ -225,11 +220,7 @@ def make_manifest(
 
 
 def install_repaired(
-    staging: Staging,
-    manifest: Manifest,
-    files: Mapping[str, ManifestEntry],
-    names: Collection[str],
-    archive: Path,
+    staging: Staging, manifest: Manifest, files: Mapping[str, ManifestEntry], names: Collection[str], archive: Path
 ) -> None:
     """Move the staged files ``names`` to their places if they match the manifest.
 
@@ -266,9 +257,7 @@ def _load_manifest_of(
     return None, ()
 
 
-def _plan_moves(
-    new_dir: Path, target_dir: Path, removed_paths: Collection[Path]
-) -> Iterator[tuple[Path | None, Path]]:
+def _plan_moves(new_dir: Path, target_dir: Path, removed_paths: Collection[Path]) -> Iterator[tuple[Path | None, Path]]:
     """Yield the fewest moves that bring all files of ``new_dir`` to ``target_dir``."""
     for entry in sorted(new_dir.iterdir()):
         target = target_dir / entry.name

@@ -104,27 +104,19 @@ class Staging:
         with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # the list is missing or damaged
             saved = read_json(self._moves_file)
             old_files_dir = f"{self.folder.name}/{saved.get('old')}"  # all old files, in earlier versions
-            saved_moves = [
-                (*move, f"{old_files_dir}/{number}")[:3] for number, move in enumerate(saved["moves"])
-            ]
+            saved_moves = [(*move, f"{old_files_dir}/{number}")[:3] for number, move in enumerate(saved["moves"])]
             root = self._root
-            self._apply_moves(
-                [(new and root / new, root / target, root / old) for new, target, old in saved_moves], []
-            )
+            self._apply_moves([(new and root / new, root / target, root / old) for new, target, old in saved_moves], [])
             remove(self._moves_file)
 
-    def _prepare_moves(
-        self, moves: Sequence[tuple[Path | None, Path]], old_files_dir: Path
-    ) -> list[_PreparedMove]:
+    def _prepare_moves(self, moves: Sequence[tuple[Path | None, Path]], old_files_dir: Path) -> list[_PreparedMove]:
         """Return moves that are renames within one disk, after copying everything that cannot be renamed.
 
         A new file is copied if its target is on another disk (behind a link), an old folder if it is in a
         lower layer of an overlay file system. Old files are kept in a staging folder next to them.
         """
         parents = {target.parent for _, target in moves} - {self._root}
-        other_folders = [
-            staging_folder(parent.relative_to(self._root)) / old_files_dir.name for parent in parents
-        ]
+        other_folders = [staging_folder(parent.relative_to(self._root)) / old_files_dir.name for parent in parents]
         write_json(self.folder / _OTHER_FOLDERS_FILE, [folder.as_posix() for folder in other_folders])
         prepared: list[_PreparedMove] = []
         copied = set[Path]()  # already moved away when a later move with the same target is made
@@ -297,8 +289,7 @@ def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-
     free = free_space(folder)
     if free is None:
         raise UsageError(
-            f"{folder}: drive {folder.anchor} does not exist",
-            hint=f"choose another folder with {folder_option}",
+            f"{folder}: drive {folder.anchor} does not exist", hint=f"choose another folder with {folder_option}"
         )
     if free < needed_bytes + _RESERVE_BYTES:
         needed = format_size(needed_bytes + _RESERVE_BYTES)
@@ -358,10 +349,7 @@ def _remove_staging(folder: Path) -> None:
         shutil.rmtree(other_folder, ignore_errors=True)
         with suppress(OSError):  # another root may share that folder through a link
             other_folder.parent.rmdir()
-    kept_names = {
-        _MOVES_FILE,
-        *(_OTHER_FOLDERS_FILE for other_folder in other_folders if other_folder.parent.exists()),
-    }
+    kept_names = {_MOVES_FILE, *(_OTHER_FOLDERS_FILE for other_folder in other_folders if other_folder.parent.exists())}
     for path in folder.glob("*"):
         if path.name not in kept_names:
             with suppress(OSError):

@@ -16,12 +16,7 @@ from typing import Any
 
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.paths import MmfPaths, empty_zoo_file
-from mmf_win.upstream.overrides import (
-    RESERVED_KEYS,
-    apply_overrides,
-    escape_interpolation,
-    require_valid_settings,
-)
+from mmf_win.upstream.overrides import RESERVED_KEYS, apply_overrides, escape_interpolation, require_valid_settings
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Settings = dict[str, Any]
@@ -108,9 +103,7 @@ def resolve_config(
     try:
         version = read_version(root)
         mmf_config, merged = compose_config(root, mmf_paths, config_spec)
-        has_user_code = bool(merged.env.user_dir) or any(
-            override.startswith("env.user_dir=") for override in overrides
-        )
+        has_user_code = bool(merged.env.user_dir) or any(override.startswith("env.user_dir=") for override in overrides)
         checked_settings = config_spec.mmf_settings if checked_settings is None else checked_settings
         require_valid_settings(
             OmegaConf.to_container(mmf_config), checked_settings, version, has_user_code=has_user_code
@@ -270,9 +263,7 @@ def load_yaml(root: Path, path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         config: Any = parse_yaml(_ENV_INTERPOLATION.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
-        raise MmfEnvironmentError(
-            f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`"
-        ) from None
+        raise MmfEnvironmentError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from None
     included = []
     for name in config.pop("includes", None) or []:
         mmf_file = follow_text_links(root / "mmf" / name)

@@ -108,13 +108,7 @@ def settings_for_all_splits(**paths: Path | str) -> Settings:
 
 
 def worker_environment(
-    mmf_paths: MmfPaths,
-    save_dir: Path,
-    log_dir: Path,
-    raw_reports: Path,
-    *,
-    offline: bool,
-    may_query_hub: bool = True,
+    mmf_paths: MmfPaths, save_dir: Path, log_dir: Path, raw_reports: Path, *, offline: bool, may_query_hub: bool = True
 ) -> dict[str, str]:
     """Return the worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 
@@ -135,11 +129,7 @@ def worker_environment(
         "MMF_DATASET_ZOO": str(empty_zoo_file()),
         # transformers would look for newer files of a model, which takes minutes without a network.
         **({} if may_query_hub else {"HF_HUB_OFFLINE": "1"}),
-        **{
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("MMFW_PASSWORD", *HARMFUL_VARIABLES)
-        },
+        **{key: value for key, value in os.environ.items() if key not in ("MMFW_PASSWORD", *HARMFUL_VARIABLES)},
         "MMF_CACHE_DIR": str(mmf_paths.cache_dir),
         "MMF_DATA_DIR": str(mmf_paths.data_dir),
         "MMF_SAVE_DIR": str(save_dir),

@@ -45,11 +45,7 @@ _BETAS_KEY = "optimizer.params.betas"
 _INTERVAL_KEYS = ("checkpoint_interval", "evaluation_interval", "log_interval", "update_frequency")
 _COUNT_KEYS = ("batch_size", "max_updates", "max_epochs", "warmup_iterations")
 # Minimum, exclusive maximum, and whether only integers are valid.
-_NON_NEGATIVE, _NON_NEGATIVE_INT, _POSITIVE_INT = (
-    (0, math.inf, False),
-    (0, math.inf, True),
-    (1, math.inf, True),
-)
+_NON_NEGATIVE, _NON_NEGATIVE_INT, _POSITIVE_INT = ((0, math.inf, False), (0, math.inf, True), (1, math.inf, True))
 _RANGES: dict[str, tuple[float, float, bool]] = {
     **{f"optimizer.params.{name}": _NON_NEGATIVE for name in ("lr", "eps", "weight_decay", "momentum")},
     _BETAS_KEY: (0, 1, False),
@@ -71,9 +67,7 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MIN_SIMILARITY = 0.85  # of a key and its misspelling
 
 
-def apply_overrides(
-    config: Any, overrides: Sequence[str], *, version: str, has_user_code: bool = False
-) -> None:
+def apply_overrides(config: Any, overrides: Sequence[str], *, version: str, has_user_code: bool = False) -> None:
     """Apply ``KEY=VALUE`` overrides to an OmegaConf configuration.
 
     Args:
@@ -126,15 +120,11 @@ def require_valid_settings(config: Any, settings: Any, version: str, *, has_user
     """
     for key, value in iter_leaves(settings) if settings else ():
         current = _current_value(config, key, version, in_preset=True, may_be_new=has_user_code)
-        if not (
-            isinstance(current, Mapping) and (value is None or isinstance(value, Mapping) or not current)
-        ):
+        if not (isinstance(current, Mapping) and (value is None or isinstance(value, Mapping) or not current)):
             _require_valid_value(key, current, value)
 
 
-def _current_value(
-    config: Any, key: str, version: str, *, in_preset: bool = False, may_be_new: bool = False
-) -> Any:
+def _current_value(config: Any, key: str, version: str, *, in_preset: bool = False, may_be_new: bool = False) -> Any:
     """Return the value of a key in a configuration, or ``None`` for a new key that may be added."""
     path, node = "", config
     for field in key.replace("[", ".[").split("."):
@@ -205,21 +195,15 @@ def _require_valid_value(key: str, current: Any, value: Any) -> None:
     if isinstance(current, list) and not isinstance(value, list) and not is_path:
         raise UsageError(f"{key}: expected a list, got {value!r}", hint=f"write [{value!r}]")
     if isinstance(current, bool) and value not in (0, 1):
-        raise UsageError(
-            f"{key}: expected true or false, got {value!r}", hint=f"use a value such as {current}"
-        )
+        raise UsageError(f"{key}: expected true or false, got {value!r}", hint=f"use a value such as {current}")
     if _is_number(current) and not _is_number(value):
         raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"use a value such as {current}")
     if key == _BETAS_KEY and not (isinstance(value, list) and len(value) == 2):
-        raise UsageError(
-            f"{key}: expected a list of two numbers, got {value!r}", hint=f"write {key}=[0.9,0.999]"
-        )
+        raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=f"write {key}=[0.9,0.999]")
     for number in value if key == _BETAS_KEY else [value]:
         if allowed and not _is_in_range(number, *allowed):
             minimum, limit, integer = allowed
-            is_whole = (
-                isinstance(number, float) and number.is_integer() and _is_in_range(int(number), *allowed)
-            )
+            is_whole = isinstance(number, float) and number.is_integer() and _is_in_range(int(number), *allowed)
             hint = f"write {key}={int(number)}" if is_whole else None
             expected = f"a {'whole ' * integer}number of {minimum} or more"
             upper_limit = f" and below {limit}" * (limit < math.inf)
@@ -247,9 +231,7 @@ def _unknown_key_error(config: Any, key: str, version: str) -> UsageError:
     name = key.rpartition(".")[2]
     similar = [other for other in known_keys if other.rpartition(".")[2] == name]
     similar += get_close_matches(key, known_keys, n=3)
-    return UsageError(
-        message, hint=f"did you mean {', '.join(dict.fromkeys(similar[:3]))}?" if similar else None
-    )
+    return UsageError(message, hint=f"did you mean {', '.join(dict.fromkeys(similar[:3]))}?" if similar else None)
 
 
 def iter_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -69,9 +69,7 @@ class PypiWheel:
             raise MmfEnvironmentError(
                 message, hint=f"check which index pip uses (`pip config list`), or {_GITHUB_HINT}"
             )
-        return Manifest(
-            staging.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256)
-        )
+        return Manifest(staging.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256))
 
     def _download_wheel(self, folder: Path) -> Path:
         pip = [sys.executable, "-X", "utf8", "-m", "pip", "--no-input", "--disable-pip-version-check"]

@@ -68,9 +68,7 @@ def run_rank(request_file: str) -> None:
     select_local_gpu()
     stop = StopSignal(request.folder.stop_file)
     if os.environ["LOCAL_RANK"] == "0":
-        stop.start_watching(
-            lambda: stopped_outcome(request).save_if_absent(request.folder.helper_outcome_file)
-        )
+        stop.start_watching(lambda: stopped_outcome(request).save_if_absent(request.folder.helper_outcome_file))
     else:  # all ranks stop together
         stop.handle_signals()
     outcome = run_attempt(request, stop, lambda: join_process_group(request))
@@ -214,14 +212,7 @@ def write_mmf_options(request: AttemptRequest) -> list[str]:
     # Both versions of MMF accept an absolute path.
     includes = {"includes": [escape_interpolation(base)] if base else []}
     write_bytes(config, to_yaml_scalar(includes | request.settings).encode())
-    return [
-        "config",
-        to_yaml_scalar(escape_interpolation(config)),
-        "model",
-        request.model,
-        "dataset",
-        "hateful_memes",
-    ]
+    return ["config", to_yaml_scalar(escape_interpolation(config)), "model", request.model, "dataset", "hateful_memes"]
 
 
 def package_versions() -> dict[str, str]:

@@ -49,9 +49,7 @@ def launch_ranks(
     def join_and_record_codes(self: ProcessContext, *args: Any, **kwargs: Any) -> bool:
         """Record failed ranks; the agent calls this ten times a second and kills the others on failure."""
         stop.defer_stop()  # the ranks check for the stop request themselves
-        exit_codes.update(
-            {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode}
-        )
+        exit_codes.update({rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode})
         return bool(original_join(self, *args, **kwargs))
 
     ProcessContext.join = join_and_record_codes  # type: ignore[method-assign]
@@ -81,11 +79,7 @@ def _launch_config(request: AttemptRequest) -> Mapping[str, Any]:
     config |= {"nproc_per_node": task.nproc, "max_restarts": 0, "start_method": "spawn"}
     if task.rdzv is not None:
         rendezvous_options = {"rank": task.node_rank, "timeout": _RENDEZVOUS_SECONDS}
-        return config | {
-            "rdzv_backend": "static",
-            "rdzv_endpoint": task.rdzv,
-            "rdzv_configs": rendezvous_options,
-        }
+        return config | {"rdzv_backend": "static", "rdzv_endpoint": task.rdzv, "rdzv_configs": rendezvous_options}
     config |= {"rdzv_backend": "c10d", "local_addr": "localhost"}
     if sys.platform == "win32":
         store_file = str(request.folder.path / "rendezvous")

@@ -45,11 +45,11 @@ _VALIDATION_FRAME = re.compile(
 )
 
 
-class StopRequested(Exception):
+class StopRequested(Exception):  # noqa: N818 - not an error
     """A stop request from the parent; the run is saved if there was anything to save."""
 
 
-class ChecksFinished(Exception):
+class ChecksFinished(Exception):  # noqa: N818 - not an error
     """The end of an attempt that only checks the model; no training follows."""
 
 
@@ -149,11 +149,7 @@ def _error_class_and_message(error: BaseException) -> tuple[type[BaseException],
 
 
 def _possible_outcomes(
-    error: BaseException,
-    error_class: type[BaseException],
-    message: str,
-    trace: str,
-    frames: set[tuple[str, str]],
+    error: BaseException, error_class: type[BaseException], message: str, trace: str, frames: set[tuple[str, str]]
 ) -> Iterator[OutcomeKind]:
     """Yield the outcomes that match an error, most certain first.
 
@@ -188,9 +184,7 @@ def _possible_outcomes(
         yield "host_oom" if "failed to map segment" in message else "mmf"
     if issubclass(error_class, RuntimeError) or (issubclass(error_class, OSError) and error_number is None):
         yield from (
-            outcome
-            for outcome, pattern in _OUTCOME_BY_MESSAGE
-            if pattern.search(f"{message}\n{error.__cause__ or ''}")
+            outcome for outcome, pattern in _OUTCOME_BY_MESSAGE if pattern.search(f"{message}\n{error.__cause__ or ''}")
         )
     if ("checkpoint.py", "_load") in frames:
         yield "checkpoint"

@@ -49,9 +49,7 @@ class PillowResize(nn.Module):
     def __init__(self, steps: Sequence[Any]) -> None:
         super().__init__()
         step_by_name = {type(step).__name__: step for step in steps}
-        if [type(step).__name__ for step in steps] != [
-            name for name in _SUPPORTED_TRANSFORMS if name in step_by_name
-        ]:
+        if [type(step).__name__ for step in steps] != [name for name in _SUPPORTED_TRANSFORMS if name in step_by_name]:
             supported = ", ".join(_SUPPORTED_TRANSFORMS)
             names = ", ".join(step_by_name)
             raise UsageError(f"cannot export image transforms {names} (supported in this order: {supported})")
@@ -97,9 +95,7 @@ class PillowResize(nn.Module):
             pixels = torch.where(height_first, _to_bytes(_to_bytes(down @ source) @ across), pixels)
         return (pixels.float() / self._white - self._mean) / self._std
 
-    def _compute_weights(
-        self, size: Tensor, resized: Tensor, output_length: int, padded_length: Any
-    ) -> Tensor:
+    def _compute_weights(self, size: Tensor, resized: Tensor, output_length: int, padded_length: Any) -> Tensor:
         """Compute the weight of each padded input pixel for each output pixel along one axis.
 
         CenterCrop takes the middle pixels of the resized image and adds black pixels if there are too few.

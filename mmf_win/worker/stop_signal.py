@@ -58,9 +58,7 @@ class StopSignal:
         parent = os.getppid()
 
         def watch() -> None:
-            while not (
-                self._request_noticed.wait(_POLL_SECONDS) or self._file.exists() or os.getppid() != parent
-            ):
+            while not (self._request_noticed.wait(_POLL_SECONDS) or self._file.exists() or os.getppid() != parent):
                 pass
             self._request_stop()
             with self._lock:

@@ -67,16 +67,9 @@ def write_clip(
     ]
     tokens = [*dict.fromkeys(vocabulary_tokens), _START_TOKEN, _END_TOKEN]
     ids = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1, "pad_token_id": len(tokens) - 1}
-    text_config: dict[str, Any] = {
-        **text,
-        **ids,
-        "vocab_size": len(tokens),
-        "initializer_factor": _INITIALIZER_FACTOR,
-    }
+    text_config: dict[str, Any] = {**text, **ids, "vocab_size": len(tokens), "initializer_factor": _INITIALIZER_FACTOR}
     config = CLIPConfig(
-        text_config,
-        {**vision, "initializer_factor": _INITIALIZER_FACTOR},
-        initializer_factor=_INITIALIZER_FACTOR,
+        text_config, {**vision, "initializer_factor": _INITIALIZER_FACTOR}, initializer_factor=_INITIALIZER_FACTOR
     )
     CLIPModel(config).save_pretrained(folder)
     vocabulary, rules = folder / "vocab.json", folder / "merges.txt"
@@ -91,7 +84,5 @@ def _prepare(folder: Path, seed: int) -> None:
     import torch
 
     torch.manual_seed(seed)
-    folder.parent.mkdir(
-        parents=True, exist_ok=True
-    )  # raises the same error on every system if a file is in its place
+    folder.parent.mkdir(parents=True, exist_ok=True)  # raises the same error on every system if a file is in its place
     folder.mkdir(exist_ok=True)

@@ -50,10 +50,7 @@ def test_format_is_detected_by_content_not_suffix(write: Callable[[Path], object
     [
         (None, "no such file"),
         (b"", "this is an empty file"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n",
-            "this is a git-lfs pointer",
-        ),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n", "this is a git-lfs pointer"),
         (b"Rar!\x1a\x07\x01\0", "this is a RAR archive"),
         (
             b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
@@ -69,9 +66,7 @@ def test_format_is_detected_by_content_not_suffix(write: Callable[[Path], object
         (gzip.compress(b"a text, not a tar", mtime=0), "not a valid tar.gz"),
     ],
 )
-def test_error_describes_a_file_that_is_no_archive(
-    content: bytes | None, reason: str, user_dir: Path
-) -> None:
+def test_error_describes_a_file_that_is_no_archive(content: bytes | None, reason: str, user_dir: Path) -> None:
     path = user_dir / "не архив.zip"
     if content is not None:
         path.write_bytes(content)

@@ -64,9 +64,7 @@ def deep_names_in_zip(path: Path) -> None:
 
 def global_keywords(path: Path) -> None:
     """Write many global headers whose keywords tarfile would copy for each following member."""
-    headers = (
-        tarfile.TarInfo.create_pax_global_header({f"{n}-{k}": "v" for k in range(1000)}) for n in range(50)
-    )
+    headers = (tarfile.TarInfo.create_pax_global_header({f"{n}-{k}": "v" for k in range(1000)}) for n in range(50))
     _tar_gz(path, [*headers, *[_header("x")] * 3000])
 
 
@@ -127,9 +125,7 @@ def test_archive_bombs_need_less_than_1_gib_and_30_seconds(user_dir: Path) -> No
     for make in BOMBS:
         make(user_dir / make.__name__)
     paths = [str(user_dir / make.__name__) for make in BOMBS]
-    child = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", _CHILD, *paths], capture_output=True, encoding="utf-8"
-    )
+    child = subprocess.run([sys.executable, "-X", "utf8", "-c", _CHILD, *paths], capture_output=True, encoding="utf-8")
     assert child.stdout.splitlines() == paths, child.stderr
 
 

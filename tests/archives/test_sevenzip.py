@@ -37,9 +37,7 @@ from tests.worlds.tools import requires_tool, run_program
 @pytest.mark.parametrize("password", [None, "пароль 密码"])
 @pytest.mark.parametrize("hide_names", [False, True])
 def test_7z_is_extracted(password: str | None, hide_names: bool, user_dir: Path) -> None:
-    path = write_7z(
-        user_dir / "a.7z", DATASET_FILES, password, hide_names=hide_names and password is not None
-    )
+    path = write_7z(user_dir / "a.7z", DATASET_FILES, password, hide_names=hide_names and password is not None)
     assert unpack_all(path, user_dir / "out", password) == DATASET_FILES
 
 
@@ -96,9 +94,7 @@ def test_streams_of_7z_are_extracted_separately(
     passes: list[list[str]] = []
     extract_share = sevenzip.SevenZipArchive._extract_share
 
-    def record_share(
-        self: sevenzip.SevenZipArchive, share: list[sevenzip.SevenZipMember], *rest: Any
-    ) -> None:
+    def record_share(self: sevenzip.SevenZipArchive, share: list[sevenzip.SevenZipMember], *rest: Any) -> None:
         passes.append([member.name for member in share])
         extract_share(self, share, *rest)
 
@@ -108,19 +104,14 @@ def test_streams_of_7z_are_extracted_separately(
 
 
 def test_small_streams_are_read_by_one_decoder(
-    two_streams: Path,
-    user_dir: Path,
-    decoders: list[subprocess.Popen[bytes]],
-    monkeypatch: pytest.MonkeyPatch,
+    two_streams: Path, user_dir: Path, decoders: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1 + sum(map(len, TWO_STREAMS.values())))
     assert unpack_all(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert len(set(decoders)) == 1
 
 
-def test_decoder_is_reused_and_derives_the_key_once(
-    user_dir: Path, decoders: list[subprocess.Popen[bytes]]
-) -> None:
+def test_decoder_is_reused_and_derives_the_key_once(user_dir: Path, decoders: list[subprocess.Popen[bytes]]) -> None:
     from mmf_win.archives import sevenzip_decoder
 
     path = write_7z(user_dir / "a.7z", DATASET_FILES, "secret", hide_names=True)
@@ -218,9 +209,7 @@ os.kill(os.getpid(), signal.SIGINT)
 """
 
 
-def test_decoder_ended_by_ctrl_c_raises_keyboard_interrupt(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoder_ended_by_ctrl_c_raises_keyboard_interrupt(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdin=pipe, stdout=pipe)
@@ -236,9 +225,7 @@ def test_member_list_with_an_unsafe_method_is_not_decoded(user_dir: Path) -> Non
     with pytest.raises(ArchiveError, match=r"a\.7z: .*PPMd"):
         open_archive(hostile_archives.seven_zip_with_packed_list(user_dir / "a.7z", WORDS, ppmd))
     with pytest.raises(ArchiveError, match=r"a\.7z: .*memory"):
-        open_archive(
-            hostile_archives.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, in_header=True)
-        )  # 4 GiB
+        open_archive(hostile_archives.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, in_header=True))  # 4 GiB
 
 
 @pytest.mark.parametrize("offset", [1 << 20, 1 << 62, (1 << 63) - 32, 1 << 63])
@@ -324,10 +311,7 @@ def test_full_fake_disk_raises_os_error(user_dir: Path, monkeypatch: pytest.Monk
     def full(output: MemberWriter, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    paths = [
-        write_7z(user_dir / "a.7z", DATASET_FILES),
-        write_tar(user_dir / "a.tar.gz", DATASET_FILES, "gz"),
-    ]
+    paths = [write_7z(user_dir / "a.7z", DATASET_FILES), write_tar(user_dir / "a.tar.gz", DATASET_FILES, "gz")]
     monkeypatch.setattr(MemberWriter, "write", full)
     for path in paths:
         opened = open_archive(path)

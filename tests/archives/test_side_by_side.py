@@ -77,14 +77,10 @@ def test_all_members_are_extracted(archive: Path, files: Files, user_dir: Path) 
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_archive_with_plain_and_encrypted_members_is_extracted(
-    archive: Path, files: Files, user_dir: Path
-) -> None:
+def test_archive_with_plain_and_encrypted_members_is_extracted(archive: Path, files: Files, user_dir: Path) -> None:
     plain = hostile_archives.write_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
     mixed = hostile_archives.join_zips(user_dir / "mixed.zip", archive, plain)
-    assert unpack_all(mixed, user_dir / "out", PASSWORD) == files | {
-        f"plain/{n}": c for n, c in files.items()
-    }
+    assert unpack_all(mixed, user_dir / "out", PASSWORD) == files | {f"plain/{n}": c for n, c in files.items()}
 
 
 @pytest.mark.usefixtures("either_engine")
@@ -93,9 +89,7 @@ def test_progress_and_hash_cover_all_bytes(archive: Path, files: Files, user_dir
     opened = open_archive(archive, lambda: PASSWORD)
     extracted = list(opened.extract(choose_all(user_dir / "out"), written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
-    assert {file.name: file.size for file in extracted} == {
-        name: len(content) for name, content in files.items()
-    }
+    assert {file.name: file.size for file in extracted} == {name: len(content) for name, content in files.items()}
     assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
 
 

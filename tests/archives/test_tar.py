@@ -29,10 +29,7 @@ from tests.worlds.tools import requires_tool, run_program
 
 @pytest.mark.parametrize("compression", ["", "gz"])
 def test_tar_is_extracted(compression: str, user_dir: Path) -> None:
-    assert (
-        unpack_all(write_tar(user_dir / "мемы.bin", DATASET_FILES, compression), user_dir / "out")
-        == DATASET_FILES
-    )
+    assert unpack_all(write_tar(user_dir / "мемы.bin", DATASET_FILES, compression), user_dir / "out") == DATASET_FILES
 
 
 @requires_tool("7z")
@@ -41,10 +38,7 @@ def test_tar_is_extracted(compression: str, user_dir: Path) -> None:
     [
         (bz2.compress, "this is a bzip2 file, not a zip, 7z or tar"),
         (lzma.compress, "this is an xz file, not a zip, 7z or tar"),
-        (
-            lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
-            "this is an LZMA file, not a zip, 7z or tar",
-        ),
+        (lambda data: lzma.compress(data, lzma.FORMAT_ALONE), "this is an LZMA file, not a zip, 7z or tar"),
     ],
     ids=["bzip2", "xz", "LZMA"],
 )
@@ -64,9 +58,7 @@ def test_other_compression_is_named_and_its_hint_works(
 @requires_tool("7z")
 def test_zip_in_gzip_is_not_reported_as_damage(user_dir: Path) -> None:
     path = user_dir / "a.zip.gz"
-    path.write_bytes(
-        gzip.compress(hostile_archives.write_zip(user_dir / "a.zip", DATASET_FILES).read_bytes())
-    )
+    path.write_bytes(gzip.compress(hostile_archives.write_zip(user_dir / "a.zip", DATASET_FILES).read_bytes()))
     with pytest.raises(ArchiveError, match=r"a\.zip\.gz: not a valid tar\.gz: no tar header") as caught:
         open_archive(path)
     assert caught.value.hint == UNPACK_TWICE_HINT
@@ -149,9 +141,7 @@ def test_damaged_tar_gz_is_detected_when_opened(user_dir: Path) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_wrong_checksum_far_after_the_last_member_is_detected(listed: bool, user_dir: Path) -> None:
-    padded = gzip.decompress(tar_gz(DATASET_FILES)) + bytes(
-        2 * BLOCK_BYTES
-    )  # tar pads archives to its block size
+    padded = gzip.decompress(tar_gz(DATASET_FILES)) + bytes(2 * BLOCK_BYTES)  # tar pads archives to its block size
     path = user_dir / "a.tar.gz"
     path.write_bytes(gzip.compress(padded))
     assert unpack_all(path, user_dir / "intact") == DATASET_FILES
@@ -215,12 +205,7 @@ def test_tar_with_too_large_headers_is_rejected(kind: bytes, user_dir: Path) -> 
         [hostile_archives.tar_member("x", pax_headers={"size": "-512"})],
         [hostile_archives.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
     ],
-    ids=[
-        "a size larger than any disk",
-        "a size larger than any file",
-        "a negative size",
-        "a long chain of headers",
-    ],
+    ids=["a size larger than any disk", "a size larger than any file", "a negative size", "a long chain of headers"],
 )
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_tar_with_invalid_headers_is_rejected(
@@ -236,9 +221,7 @@ def test_tar_with_invalid_headers_is_rejected(
     [
         hostile_archives.tar_member("x", tarfile.GNUTYPE_SPARSE),
         hostile_archives.tar_member("x", pax_headers={"GNU.sparse.size": str(8 << 30)}),
-        hostile_archives.tar_member(
-            "x", pax_headers={"GNU.sparse.map": "0,0", "GNU.sparse.size": str(8 << 30)}
-        ),
+        hostile_archives.tar_member("x", pax_headers={"GNU.sparse.map": "0,0", "GNU.sparse.size": str(8 << 30)}),
         hostile_archives.tar_member("x", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
     ],
     ids=["GNU", "0.0", "0.1", "1.0"],
@@ -263,9 +246,7 @@ def test_tar_with_too_many_headers_is_rejected(user_dir: Path) -> None:
 
 
 def test_tar_with_a_damaged_header_is_rejected(user_dir: Path) -> None:
-    path = hostile_archives.write_zeros_tar(
-        user_dir / "a.tar", *(hostile_archives.tar_member(name) for name in "abc")
-    )
+    path = hostile_archives.write_zeros_tar(user_dir / "a.tar", *(hostile_archives.tar_member(name) for name in "abc"))
     hostile_archives.flip_byte(path, 512)
     with pytest.raises(ArchiveError, match="end of the archive is missing"):
         open_archive(path)

@@ -21,9 +21,22 @@ from tests.worlds.tools import requires_tool, run_program
 
 UNPACK = "unpack it with 7-Zip, then run `mmfw convert FOLDER`"
 METHODS = {
-    **{1: "Shrink", 2: "Reduce", 6: "Implode", 9: "Deflate64", 10: "DCL Implode", 16: "CMPSC", 18: "TERSE"},
-    **{19: "LZ77", 20: "Zstandard", 93: "Zstandard", 94: "MP3", 95: "xz", 96: "JPEG", 97: "WavPack"},
-    **{98: "PPMd", 47: "method 47"},
+    1: "Shrink",
+    2: "Reduce",
+    6: "Implode",
+    9: "Deflate64",
+    10: "DCL Implode",
+    16: "CMPSC",
+    18: "TERSE",
+    19: "LZ77",
+    20: "Zstandard",
+    93: "Zstandard",
+    94: "MP3",
+    95: "xz",
+    96: "JPEG",
+    97: "WavPack",
+    98: "PPMd",
+    47: "method 47",
 }
 
 
@@ -39,9 +52,7 @@ def extraction_error(path: Path, member: str, out: Path, password: str | None = 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_unsupported_method_of_zip_is_named(method: int, user_dir: Path) -> None:
-    path = hostile_archives.declare_method(
-        hostile_archives.write_zip(user_dir / "a.zip", {"x": b"x"}), method
-    )
+    path = hostile_archives.declare_method(hostile_archives.write_zip(user_dir / "a.zip", {"x": b"x"}), method)
     error = extraction_error(path, "x", user_dir / "out")
     assert str(error) == f"{path}: member x: unsupported compression: {METHODS[method]}"
     assert error.hint == UNPACK
@@ -65,9 +76,7 @@ def test_unsupported_method_of_zip_is_named(method: int, user_dir: Path) -> None
         ("-t7z -m0=Delta:4 -m1=BZip2 -psecret", "Delta without LZMA"),
     ],
 )
-def test_unsupported_methods_of_7_zip_are_named_and_the_hint_works(
-    options: str, name: str, user_dir: Path
-) -> None:
+def test_unsupported_methods_of_7_zip_are_named_and_the_hint_works(options: str, name: str, user_dir: Path) -> None:
     write_tree(DATASET_FILES, user_dir / "in")
     run_program("7z", "a", *options.split(), "../a.bin", ".", cwd=user_dir / "in")
     member = "hateful_memes/train.jsonl"
@@ -79,14 +88,10 @@ def test_unsupported_methods_of_7_zip_are_named_and_the_hint_works(
 
 
 @pytest.mark.parametrize(
-    ("method", "name"),
-    [(0x0A, "ARM64"), (0x0B, "RISC-V"), (0x7F, "method 7f")],
-    ids=["ARM64", "RISC-V", "unknown"],
+    ("method", "name"), [(0x0A, "ARM64"), (0x0B, "RISC-V"), (0x7F, "method 7f")], ids=["ARM64", "RISC-V", "unknown"]
 )
 @pytest.mark.parametrize("password", [None, "secret"])
-def test_unsupported_method_of_7z_is_named(
-    method: int, name: str, password: str | None, user_dir: Path
-) -> None:
+def test_unsupported_method_of_7z_is_named(method: int, name: str, password: str | None, user_dir: Path) -> None:
     path = hostile_archives.seven_zip_with_method(user_dir / "a.7z", {"x": b"x" * 99}, method, password)
     error = extraction_error(path, "x", user_dir / "out", password)
     assert f"member x: unsupported compression: {name}" in str(error)
@@ -95,9 +100,7 @@ def test_unsupported_method_of_7z_is_named(
 
 @requires_tool("7z")
 @pytest.mark.parametrize("options", [[], ["-psecret"], ["-psecret", "-mhe=on"]], ids=" ".join)
-def test_unsupported_members_do_not_prevent_extracting_others_of_7z(
-    options: list[str], user_dir: Path
-) -> None:
+def test_unsupported_members_do_not_prevent_extracting_others_of_7z(options: list[str], user_dir: Path) -> None:
     write_tree(DATASET_FILES, user_dir)
     shutil.copy(Path(sys.executable).resolve(), user_dir / "setup.exe")
     with wave.open(str(user_dir / "sound.wav"), "wb") as sound:
@@ -109,10 +112,7 @@ def test_unsupported_members_do_not_prevent_extracting_others_of_7z(
     archive.check_password()
     memes = {name: user_dir / "out" / name for name in [*DATASET_FILES, "sound.wav"]}
     list(archive.extract(choose_members(memes)))
-    assert read_tree(user_dir / "out") == {
-        **DATASET_FILES,
-        "sound.wav": (user_dir / "sound.wav").read_bytes(),
-    }
+    assert read_tree(user_dir / "out") == {**DATASET_FILES, "sound.wav": (user_dir / "sound.wav").read_bytes()}
     if {"BCJ2", "ARM64"}.intersection(" ".join(chosen).split()):
         assert "BCJ2" in str(extraction_error(user_dir / "a.7z", "setup.exe", user_dir / "no", "secret"))
     if options:
@@ -127,8 +127,7 @@ def _listing(path: Path) -> str:
 @requires_tool("7z")
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 @pytest.mark.parametrize(
-    "command",
-    ["tar -cf a.bin data", "zip -ryq a.bin data", "7z a -tzip -snl a.bin data", "7z a -snl a.bin data"],
+    "command", ["tar -cf a.bin data", "zip -ryq a.bin data", "7z a -tzip -snl a.bin data", "7z a -snl a.bin data"]
 )
 def test_symbolic_link_is_not_reported_as_damage(command: str, user_dir: Path) -> None:
     if not shutil.which(command.split()[0]):
@@ -141,10 +140,7 @@ def test_symbolic_link_is_not_reported_as_damage(command: str, user_dir: Path) -
     assert "member data/link: " in str(error) and "links are not supported" in str(error)
     assert error.hint == UNPACK
     run_program("7z", "x", "-oFOLDER", path, cwd=user_dir)
-    assert unpack_all(user_dir / "FOLDER", user_dir / "out") == {
-        "data/x": b"content",
-        "data/link": b"content",
-    }
+    assert unpack_all(user_dir / "FOLDER", user_dir / "out") == {"data/x": b"content", "data/link": b"content"}
 
 
 @requires_tool("tar")

@@ -135,10 +135,7 @@ def test_extract_checks_the_password(encrypted: Path, user_dir: Path) -> None:
 
 
 def test_unneeded_password_is_ignored(user_dir: Path) -> None:
-    assert (
-        unpack_all(hostile_archives.write_zip(user_dir / "a.zip", FILES), user_dir / "out", "unneeded")
-        == FILES
-    )
+    assert unpack_all(hostile_archives.write_zip(user_dir / "a.zip", FILES), user_dir / "out", "unneeded") == FILES
 
 
 def test_utf8_names_without_the_utf8_flag_are_decoded(encrypted: Path, user_dir: Path) -> None:
@@ -149,9 +146,7 @@ def test_utf8_names_without_the_utf8_flag_are_decoded(encrypted: Path, user_dir:
 
 def zip_declaring(size: int) -> Callable[[Path], Path]:
     """Write a zip with a wrong declared size of its only member, which has 3000 bytes."""
-    return lambda path: hostile_archives.declare_size(
-        hostile_archives.write_zip(path, {"x": b"abc" * 1000}), size
-    )
+    return lambda path: hostile_archives.declare_size(hostile_archives.write_zip(path, {"x": b"abc" * 1000}), size)
 
 
 def damaged(path: Path) -> Path:
@@ -174,9 +169,7 @@ def damaged(path: Path) -> Path:
         (zip_declaring(4000), "x", "truncated (3000 of 4000 bytes)"),
         (zip_declaring(4_000_000_000), "x", "is impossible for its compressed data"),
         (
-            lambda path: hostile_archives.declare_encrypted(
-                hostile_archives.write_zip(path, {"x": b"short"})
-            ),
+            lambda path: hostile_archives.declare_encrypted(hostile_archives.write_zip(path, {"x": b"short"})),
             "x",
             "too short for an encrypted member",
         ),
@@ -202,17 +195,13 @@ def test_rejected_members_do_not_prevent_extracting_others(user_dir: Path) -> No
 
 
 def test_overlapping_members_are_rejected(user_dir: Path) -> None:
-    path = hostile_archives.declare_offset(
-        hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "x"), 0
-    )
+    path = hostile_archives.declare_offset(hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "x"), 0)
     archive = open_archive(path)
     assert "overlaps" in str([m.problem for m in archive.members])
 
 
 def test_members_overlapping_by_less_than_a_header_are_rejected(user_dir: Path) -> None:
-    path = hostile_archives.declare_packed_size(
-        hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "y"), 3
-    )
+    path = hostile_archives.declare_packed_size(hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "y"), 3)
     assert ["overlaps" in str(member.problem) for member in open_archive(path).members] == [True, False]
 
 

@@ -82,9 +82,7 @@ KEYS = (1, 2, 3)
 
 
 @pytest.mark.parametrize(
-    "span",
-    [(-1, 1, KEYS), (0, -1, KEYS), (0, 11, KEYS), (11, 0, KEYS), (10, 1, KEYS), (2**63 - 1, 2, KEYS)],
-    ids=str,
+    "span", [(-1, 1, KEYS), (0, -1, KEYS), (0, 11, KEYS), (11, 0, KEYS), (10, 1, KEYS), (2**63 - 1, 2, KEYS)], ids=str
 )
 def test_span_outside_of_the_data_is_rejected(span: tuple[int, int, Keys]) -> None:
     with pytest.raises(ValueError, match="outside"):
@@ -104,9 +102,7 @@ def test_span_outside_of_the_data_is_rejected(span: tuple[int, int, Keys]) -> No
     ],
     ids=str,
 )
-def test_invalid_arguments_are_rejected(
-    data: object, spans: object, kernel: str, error: type[Exception]
-) -> None:
+def test_invalid_arguments_are_rejected(data: object, spans: object, kernel: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         native.decrypt(data, spans, kernel)
 

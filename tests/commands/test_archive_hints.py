@@ -56,9 +56,7 @@ def other_of_two(folder: Path) -> Path:
 
 def without_images(folder: Path) -> Path:
     """Make a zip that has only annotations."""
-    hostile_archives.write_zip(
-        folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")}
-    )
+    hostile_archives.write_zip(folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")})
     return hostile_archives.write_zip(
         folder / "memes-001.zip", {n: c for n, c in MEMES.items() if n.endswith(".jsonl")}
     )
@@ -66,9 +64,7 @@ def without_images(folder: Path) -> Path:
 
 def twice_packed(folder: Path) -> Path:
     """Make a gzip of a zip."""
-    (folder / "a.zip.gz").write_bytes(
-        gzip.compress(hostile_archives.write_zip(folder / "b.zip", MEMES).read_bytes())
-    )
+    (folder / "a.zip.gz").write_bytes(gzip.compress(hostile_archives.write_zip(folder / "b.zip", MEMES).read_bytes()))
     (folder / "b.zip").unlink()
     return folder / "a.zip.gz"
 
@@ -128,9 +124,7 @@ def test_incomplete_copy_has_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) ->
     assert "hint: get a complete copy, or exclude these memes with --allow-missing" in mmfw.err
 
 
-def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(
-    user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(user_dir: Path, mmfw: MmfwRunner) -> None:
     features: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 64}
     path = hostile_archives.declare_method(hostile_archives.write_zip(user_dir / "features.zip", features), 9)
     where = ["--data-dir", user_dir / "data"]

@@ -23,9 +23,7 @@ def data_dir(user_dir: Path) -> Path:
     """Make a data folder with one split that has the ids 3, 1 and 2."""
     annotations = MmfPaths.resolve(user_dir).dataset.annotations
     annotations.mkdir(parents=True)
-    rows: list[dict[str, object]] = [
-        {"id": f"{i:05}", "img": f"img/{i:05}.png", "text": ""} for i in (3, 1, 2)
-    ]
+    rows: list[dict[str, object]] = [{"id": f"{i:05}", "img": f"img/{i:05}.png", "text": ""} for i in (3, 1, 2)]
     (annotations / "test_seen.jsonl").write_bytes(memes.jsonl(rows))
     return user_dir
 
@@ -77,15 +75,11 @@ def test_submission_from_an_incomplete_copy_with_real_proportions(user_dir: Path
     assert problem.startswith("missing ids (407): ")
     result = check(mmfw, user_dir, csv_of(sorted([*kept_ids, *gone["test_unseen"]])))
     assert (result["usable"], result["problems"]) == (True, [])
-    ids = [
-        row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))
-    ]
+    ids = [row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))]
     assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "no rows of it are excluded"
 
 
-def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(
-    user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(user_dir: Path, mmfw: MmfwRunner) -> None:
     """Two of the three images of test_unseen, 15 and 16, are missing."""
     copy, members = user_dir / "data dir", memes.without_images(memes.dataset_files(), [15, 16])
     archive = hostile_archives.write_zip(user_dir / "copy.zip", members)

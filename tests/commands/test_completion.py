@@ -42,9 +42,7 @@ class Shell:
 
     def completes(self, *words: str, **variables: str) -> list[str]:
         """Return the completions of the last word; check the imports and that there is no other output."""
-        completed = self._bash(
-            _ASK, "mmfw", *map(shlex.quote, words), **variables
-        )  # quoted, as they are typed
+        completed = self._bash(_ASK, "mmfw", *map(shlex.quote, words), **variables)  # quoted, as they are typed
         said = self._noted.read_text(encoding="utf-8").splitlines()
         assert [line for line in said if not line.startswith("import time:")] == []
         assert {line.split("|")[-1].strip() for line in said}.isdisjoint(_HEAVY)

@@ -56,9 +56,7 @@ def test_exit_by_a_library_is_an_error_unless_its_code_is_0(
     assert (f"a library called sys.exit({exit_code!r})" in capsys.readouterr().err) == bool(code)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "utf8"), [("cp1252", "0"), ("cp1251", "0"), ("cp936", "0"), (None, "1")]
-)
+@pytest.mark.parametrize(("encoding", "utf8"), [("cp1252", "0"), ("cp1251", "0"), ("cp936", "0"), (None, "1")])
 def test_all_characters_can_be_printed_in_any_encoding(
     mmfw_home: Path, user_dir: Path, encoding: str | None, utf8: str
 ) -> None:

@@ -33,9 +33,7 @@ def run(mmfw: MmfwRunner, archive: Path, data_dir: Path, *options: str, code: in
     return mmfw("convert", archive, "--data-dir", data_dir, *options, code=code)
 
 
-def test_output_is_a_table_with_the_next_step_or_json(
-    archive: Path, data_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_output_is_a_table_with_the_next_step_or_json(archive: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     run(mmfw, archive, data_dir, "--password", PASSWORD)
     assert "dev_unseen" in mmfw.out
     assert "mmfw train" in mmfw.err
@@ -48,9 +46,7 @@ def test_output_is_a_table_with_the_next_step_or_json(
 
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
-def test_folder_may_have_any_name(
-    name: str, tmp_path: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_may_have_any_name(name: str, tmp_path: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     write_tree(dataset_files(), Path(name, "source"))
@@ -59,9 +55,7 @@ def test_folder_may_have_any_name(
     mmfw("verify", "--data-dir", name)
 
 
-def test_validation_split_is_added_by_following_the_hint(
-    user_dir: Path, data_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_validation_split_is_added_by_following_the_hint(user_dir: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     user_data, table = user_dir / "own", b"image,text,label\n1.png,a,1\n2.png,b,0\n"
     write_tree({"train.csv": table, "1.png": image(1), "2.png": image(2)}, user_data)
     run(mmfw, user_data, data_dir)
@@ -86,9 +80,7 @@ def test_dataset_without_a_split_is_converted_by_following_the_hint(
     assert "dev_unseen" in mmfw.out and "dev_seen" not in mmfw.out
 
 
-def test_excluded_rows_are_shown_with_the_full_number(
-    user_dir: Path, data_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_excluded_rows_are_shown_with_the_full_number(user_dir: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     copy = hostile_archives.write_zip(user_dir / "copy.zip", without_images(dataset_files(), [14, 15]))
     run(mmfw, copy, data_dir, "--allow-missing")
     lines = {words[0]: words[1:] for line in mmfw.out.splitlines() if (words := line.split())}
@@ -100,12 +92,7 @@ def test_excluded_rows_are_shown_with_the_full_number(
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_password_is_asked_for_only_if_needed_at_a_fake_terminal(
-    archive: Path,
-    user_dir: Path,
-    data_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mmfw: MmfwRunner,
-    locked: bool,
+    archive: Path, user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner, locked: bool
 ) -> None:
     prompts: list[str] = []
 
@@ -121,9 +108,7 @@ def test_password_is_asked_for_only_if_needed_at_a_fake_terminal(
     assert prompts == ["Password"] * locked
 
 
-def test_exit_code_depends_on_the_problem(
-    archive: Path, user_dir: Path, data_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_exit_code_depends_on_the_problem(archive: Path, user_dir: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     run(mmfw, user_dir / "nowhere.zip", data_dir, code=3)
     run(mmfw, archive, data_dir, code=4)
     run(mmfw, archive, data_dir, "--password", "wrong", code=4)
@@ -164,9 +149,7 @@ def test_archive_name_that_is_not_utf8(archive: Path, data_dir: Path, mmfw: Mmfw
 
 
 @requires_tool("setpriv", exists_on_windows=False)
-def test_unreadable_folder_is_named_and_its_images_are_not_called_missing(
-    user_dir: Path, data_dir: Path
-) -> None:
+def test_unreadable_folder_is_named_and_its_images_are_not_called_missing(user_dir: Path, data_dir: Path) -> None:
     source = write_tree(dataset_files(top=""), user_dir / "memes")
     images = source / "img"
     images.chmod(0)
@@ -176,9 +159,7 @@ def test_unreadable_folder_is_named_and_its_images_are_not_called_missing(
     assert f"error: {images}: Permission denied" in done.stderr and "missing" not in done.stderr
 
 
-def test_control_characters_in_archive_names_are_escaped(
-    user_dir: Path, data_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_control_characters_in_archive_names_are_escaped(user_dir: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
     names = ["\x1b]0;title\x07.txt", "gnp.\u202eexe", "\x9b2J"]
     path = hostile_archives.write_zip(user_dir / "a.zip", dict.fromkeys(names, b""))
     run(mmfw, path, data_dir, code=3)

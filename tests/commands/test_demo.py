@@ -32,9 +32,7 @@ def test_foreign_folder_is_refused_and_unchanged(user_dir: Path, mmfw: MmfwRunne
 
 
 @pytest.mark.torch
-def test_error_of_the_child_that_generates_files_is_shown(
-    user_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_the_child_that_generates_files_is_shown(user_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in (".mmfw-demo", "hateful_memes.zip", "features.tar.gz", "data"):  # the last must be a folder
         (user_dir / name).touch()
     assert main(["demo", "--dir", str(user_dir)]) == 3
@@ -80,9 +78,7 @@ def fake_workflow(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return in_tmp_path
 
 
-def test_only_predictions_and_report_are_kept_with_a_fake_workflow(
-    fake_workflow: Path, mmfw: MmfwRunner
-) -> None:
+def test_only_predictions_and_report_are_kept_with_a_fake_workflow(fake_workflow: Path, mmfw: MmfwRunner) -> None:
     result = mmfw.json("demo")
     csv, report = sorted(fake_workflow.glob("mmfw-demo-*"))
     keys = {"auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"}

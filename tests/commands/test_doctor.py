@@ -34,11 +34,7 @@ def test_every_path_is_shown_with_its_free_space(mmfw_home: Path, user_dir: Path
     assert folders["tool home"]["path"] == str(mmfw_home)
     assert folders["presets"]["exists"]
     assert all(folder["free"] > 0 for folder in folders.values())
-    assert [folders[name]["named_by"] for name in ("data", "runs", "dataset")] == [
-        "--data-dir",
-        "--save-dir",
-        None,
-    ]
+    assert [folders[name]["named_by"] for name in ("data", "runs", "dataset")] == ["--data-dir", "--save-dir", None]
     assert not data.exists(), "the command must not create anything"
 
 

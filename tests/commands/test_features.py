@@ -132,9 +132,7 @@ def test_status_shows_folders_and_download_sizes(shop: Shop, mmfw: MmfwRunner) -
 
 
 @pytest.mark.torch
-def test_unpublished_features_must_be_provided_by_the_user(
-    shop: Shop, user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_unpublished_features_must_be_provided_by_the_user(shop: Shop, user_dir: Path, mmfw: MmfwRunner) -> None:
     shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
     shop("status")
     bring, fetch = [line for line in mmfw.err.splitlines() if line.startswith("next: ")]

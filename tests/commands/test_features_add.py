@@ -40,9 +40,7 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: Mmfw
     assert f"6 images: {lmdb}" in mmfw.err
 
 
-def test_features_that_some_models_cannot_use_are_reported(
-    user_dir: Path, data: Path, mmfw: MmfwRunner
-) -> None:
+def test_features_that_some_models_cannot_use_are_reported(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = user_dir / "npy"
     feature_files.write_pair(folder / "sub", "00001", feature_size=2054)
     feature_files.write_pair(folder / "sub", "00002", feature_size=2054, regions=36)
@@ -87,9 +85,7 @@ def test_printed_command_rebuilds_a_damaged_lmdb(user_dir: Path, data: Path, mmf
     assert set(feature_files.read_records(lmdb)) == {"1", "2"}
 
 
-def test_unreadable_manifest_is_replaced_by_following_the_hints(
-    user_dir: Path, data: Path, mmfw: MmfwRunner
-) -> None:
+def test_unreadable_manifest_is_replaced_by_following_the_hints(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     features = MmfPaths.resolve(data).dataset.features
     where = ["--data-dir", str(data)]

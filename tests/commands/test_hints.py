@@ -67,9 +67,7 @@ def broken_list(places: MmfPaths, folder: Path) -> None:
 
 
 FOLLOWED = {
-    "upstream/install: mmfw setup": Case(
-        "features status demo", 6, lambda *_: shutil.rmtree(find_mmf().root)
-    ),
+    "upstream/install: mmfw setup": Case("features status demo", 6, lambda *_: shutil.rmtree(find_mmf().root)),
     "runs/lookup: mmfw runs": Case("predict nope", 2),
     "runs/presets: mmfw train": Case("train mmbt_gird --data-dir {dir}", 2),
     "runs/presets: mmfw convert": Case("train {dir}/memes.zip", 2),
@@ -81,15 +79,11 @@ FOLLOWED = {
         lambda _, folder: make_encrypted_zip(folder / "locked.zip", dataset_files()),
         option=f"--password {PASSWORD}",
     ),
-    "dataset/convert: mmfw convert": Case(
-        "repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True
-    ),
+    "dataset/convert: mmfw convert": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
     "dataset/layout: --allow-missing": Case(
         "convert --zip {dir}/lacking.zip --data-dir {dir}/new",
         3,
-        lambda _, folder: hostile_archives.write_zip(
-            folder / "lacking.zip", without_images(dataset_files(), [1])
-        ),
+        lambda _, folder: hostile_archives.write_zip(folder / "lacking.zip", without_images(dataset_files(), [1])),
         option="--allow-missing",
     ),
     "commands/convert: mmfw convert": Case("convert", 2),
@@ -102,12 +96,9 @@ ELSEWHERE = {
     "sniffing: mmfw convert": _ARCHIVE,
     "commands/track: mmfw sweep": "test_uploading_a_sweep_without_runs_is_an_error",
     "commands/track: mmfw track": "test_data_of_a_run_is_sent_once",
-    "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"
-    "_end",
-    "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verif"
-    "ication_and_licence_consent",
-    "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verif"
-    "ication_and_licence_consent",
+    "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end",
+    "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
+    "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw doctor": "test_report_without_runs_describes_the_machine",
     "cli: mmfw train": "test_a_profile_says_where_the_time_of_a_preset_goes",
@@ -123,16 +114,14 @@ ELSEWHERE = {
     "runs/preflight: mmfw features": "test_images_without_region_features_are_refused_with_what_can_be_done",
     "runs/preflight: mmfw train": "test_another_learning_rate_takes_what_the_hint_says",
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",
-    "inputs/verification: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_a"
-    "llowed",
+    "inputs/verification: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "dataset/annotations: mmfw convert": "test_dataset_is_converted_to_the_folder_where_it_was_missing",
     "doctor/verify_all: mmfw convert": "test_verify_reports_unusable_images_accepted_by_an_earlier_version",
     "runs/folder: mmfw train": "test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says",
     "runs/folder: mmfw report": "test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it",
     "runs/folder: mmfw runs": "test_unreadable_run_is_removed_as_hinted",
-    "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
-    "_is_predicted_as_the_hint_says",
+    "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
     "runs/outcomes: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "runs/user_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
@@ -142,15 +131,12 @@ ELSEWHERE = {
     "nan of an operation": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan in fp16": "test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",
     "killed": "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
-    "commands/check_submission: mmfw convert": "test_following_the_hint_for_excluded_memes_makes_a_valid_su"
-    "bmission",
-    "commands/check_submission: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
-    "_is_predicted_as_the_hint_says",
+    "commands/check_submission: mmfw convert": "test_following_the_hint_for_excluded_memes_makes_a_valid_submission",
+    "commands/check_submission: mmfw predict": "test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
     "commands/features: mmfw features": "test_unpublished_features_must_be_provided_by_the_user",
     "export/exporter: --tolerance": "test_a_row_with_another_probability_is_named_and_nothing_is_written",
     "commands/export: --int": "test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much",
-    "export/exporter: --max-loss": "test_region_features_are_inputs_and_weights_of_8_bits"
-    "_may_not_cost_too_much",
+    "export/exporter: --max-loss": "test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much",
     "commands/train: mmfw predict": "test_published_weights_are_scored_on_the_papers_splits_without_training",
     "commands/train: mmfw train": "test_training_on_from_weights_begins_at_update_0",
     "commands/demo: mmfw train": _DEMO,
@@ -241,11 +227,7 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
             yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
         for hint in _hints(node):
             yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(_texts(hint)))
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "format_command"
-        ):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "format_command":
             words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
             if words[0] == "mmfw":
                 yield f"mmfw {words[1]}"

@@ -101,13 +101,9 @@ def test_signal_during_extraction_leaves_nothing_that_looks_finished(
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # the terminal sends it to the whole group
-def test_signal_during_extraction_of_a_7z_ends_its_decoder(
-    user_dir: Path, send: Callable[[int, int], None]
-) -> None:
+def test_signal_during_extraction_of_a_7z_ends_its_decoder(user_dir: Path, send: Callable[[int, int], None]) -> None:
     data = user_dir / "data"
-    packed = write_7z(
-        user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS
-    )
+    packed = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS)
     with typed(_WAITS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
         reads(process, "at work")
         (decoder,) = psutil.Process(process.pid).children()
@@ -130,9 +126,7 @@ def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -
         assert process.wait() == 130
 
 
-def test_stop_file_interrupts_a_command(
-    packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_file_interrupts_a_command(packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop, data = user_dir / "stop", user_dir / "data"
     monkeypatch.setenv("MMFW_STOP_FILE", str(stop))
     with typed(_WAITS, "convert", str(packed), "--data-dir", str(data)) as process:

@@ -33,12 +33,8 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
-NO_DATASET = (
-    "no Hateful Memes dataset in {here}/save
-hint: run `mmfw convert --zip ARCHIVE --data-dir {here}"
-)
-NO_RUN = "{here}/no: no run yet
-hint: create one with `mmfw train PRESET --save-dir {here}/no`"
+NO_DATASET = "no Hateful Memes dataset in {here}/save\nhint: run `mmfw convert --zip ARCHIVE --data-dir {here}"
+NO_RUN = "{here}/no: no run yet\nhint: create one with `mmfw train PRESET --save-dir {here}/no`"
 CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
@@ -74,11 +70,7 @@ def test_image_rejects_options_about_prediction_files(
         (["train", "memes.zip", "--data-dir", "data"], 2, "mmfw convert --zip"),
         (["train", "data", "--data-dir", "data"], 2, "data is a folder"),
         (["train", RUN, "--data-dir", "data"], 2, f"mmfw train --resume {RUN}"),
-        (
-            ["train", "mmbt", "--resume", "best"],
-            2,
-            "mmbt is a run, not a preset\nhint: run `mmfw train --resume mmbt ",
-        ),
+        (["train", "mmbt", "--resume", "best"], 2, "mmbt is a run, not a preset\nhint: run `mmfw train --resume mmbt "),
         (["train", "mmbt_gird.yaml", "--data-dir", "data"], 2, "mmbt_grid"),
         (["train"], 2, "`mmfw train --list`"),
         (["train", "mmbt_grid", "training.num_workers"], 2, "not a KEY=VALUE"),
@@ -105,11 +97,7 @@ def test_image_rejects_options_about_prediction_files(
         (["train", "--seeed", "1"], 2, "train has no option --seeed\nhint: did you mean --seed?"),
         (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a whole number\nhint"),
         (["check-submission"], 2, "error: missing argument FILE\nhint: run `mmfw check-submission --help`"),
-        (
-            ["--data-dir", "data", "train", "demo"],
-            2,
-            "put options after the command: `mmfw COMMAND --data-dir",
-        ),
+        (["--data-dir", "data", "train", "demo"], 2, "put options after the command: `mmfw COMMAND --data-dir"),
         (["runs", "list"], 2, "no such command list\nhint: run `mmfw runs` for the list"),
         (["predict", "a.b=1", RUN], 2, "give names first"),
         ([*CHECK, "test_seen"], 3, "no.csv: No such file"),
@@ -170,9 +158,7 @@ def test_unwritable_folder_is_named_with_a_hint_with_a_fake_refusal(
         ("a\x1b\u202eb", "a-u001b-u202eb"),
     ],
 )
-def test_invalid_run_name_is_rejected_with_a_valid_one(
-    user_dir: Path, mmfw: MmfwRunner, name: str, fit: str
-) -> None:
+def test_invalid_run_name_is_rejected_with_a_valid_one(user_dir: Path, mmfw: MmfwRunner, name: str, fit: str) -> None:
     words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
     assert f"hint: use `--name {fit}`\n" in mmfw(*words, name, code=2)
     mmfw(*words, fit, code=3)

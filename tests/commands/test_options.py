@@ -25,9 +25,7 @@ def read_timeout(*words: str) -> float:
     return seconds
 
 
-def test_stop_timeout_is_from_the_option_or_variable_or_30_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stop_timeout_is_from_the_option_or_variable_or_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_timeout() == CommandOptions().stop_timeout == TaskRunner.stop_timeout == 30
     assert read_timeout("--stop-timeout", "2.5") == 2.5
     assert read_timeout() == 30, "the option applies to one command"
@@ -49,9 +47,7 @@ def test_invalid_stop_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch, wrong
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\nanother line\n", "\r\nanother line\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff"])
-def test_password_in_a_file_ends_only_at_the_end_of_the_first_line(
-    tmp_path: Path, start: str, end: str
-) -> None:
+def test_password_in_a_file_ends_only_at_the_end_of_the_first_line(tmp_path: Path, start: str, end: str) -> None:
     answers = []
 
     @click.command()

@@ -43,9 +43,7 @@ def test_invalid_override_is_rejected(word: str) -> None:
         split_arguments(("mmbt", word), max_names=1)
 
 
-def test_repeated_override_is_reported_with_the_value_that_is_used(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_repeated_override_is_reported_with_the_value_that_is_used(caplog: pytest.LogCaptureFixture) -> None:
     words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
     assert split_arguments(words)[1] == words[1:]
     assert "training.seed=2" in caplog.text

@@ -12,17 +12,20 @@ from mmf_win.protocol import Event
 from tests.worlds.fake_nvml import FakeNvml
 
 STARTED: Event = {
-    **{"kind": "train_started", "update": 0, "max_updates": 30, "device": "cpu"},
-    **{"parameters": 1, "batch": 4, "seed": 1, "precision": "fp32"},
+    "kind": "train_started",
+    "update": 0,
+    "max_updates": 30,
+    "device": "cpu",
+    "parameters": 1,
+    "batch": 4,
+    "seed": 1,
+    "precision": "fp32",
 }
 
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
 def test_plain_line_shows_all_figures_with_a_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    device: str,
-    card: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, card: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     now = 0.0
@@ -48,9 +51,7 @@ def test_best_update_is_that_of_the_best_checkpoint(capsys: pytest.CaptureFixtur
     assert [line.endswith(" (best)") for line in said] == [True, True, False]
 
 
-def test_coverage_is_shown_for_training_and_each_validation(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_coverage_is_shown_for_training_and_each_validation(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"auroc": 0.61}
     with RunDisplay() as show:
         show({**STARTED, "data": {"split": "train", "rows": 8400, "full_rows": 8500}})

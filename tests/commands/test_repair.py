@@ -19,15 +19,7 @@ from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile_archives
-from tests.worlds.memes import (
-    PASSWORD,
-    dataset_files,
-    make_encrypted_zip,
-    mmf_layout,
-    read_tree,
-    tar_gz,
-    write_tree,
-)
+from tests.worlds.memes import PASSWORD, dataset_files, make_encrypted_zip, mmf_layout, read_tree, tar_gz, write_tree
 from tests.worlds.tools import MmfwRunner, split_command
 
 RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
@@ -41,15 +33,11 @@ DAMAGES: dict[str, Callable[[MmfPaths], Any]] = {
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
     "the hashes are emptied": lambda p: os.truncate(p.dataset.root / "SHA256SUMS", 0),
     "killed while moving files, with an emptied list": lambda p: interrupt_the_moves(p.dataset),
-    "features cut off": lambda p: hostile_archives.truncate_file(
-        p.dataset.features / "detectron.lmdb/data.mdb"
-    ),
+    "features cut off": lambda p: hostile_archives.truncate_file(p.dataset.features / "detectron.lmdb/data.mdb"),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
     "their hashes changed": lambda p: hostile_archives.flip_byte(p.dataset.features / "SHA256SUMS", 1),
     "their hashes cut off": lambda p: hostile_archives.truncate_file(p.dataset.features / "SHA256SUMS"),
-    "weights with a cut list": lambda p: hostile_archives.truncate_file(
-        p.data_dir / "models/visual_bert/SHA256SUMS"
-    ),
+    "weights with a cut list": lambda p: hostile_archives.truncate_file(p.data_dir / "models/visual_bert/SHA256SUMS"),
     "weights changed": lambda p: hostile_archives.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
     "a file of MMF is missing": lambda p: (find_mmf().root / "mmf.txt").unlink(),
     "a file of MMF changed": lambda p: hostile_archives.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
@@ -71,9 +59,7 @@ def hint(errors: str) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_command_in_the_hint_of_verify_repairs_the_damage(
-    world: MmfPaths, damage: str, mmfw: MmfwRunner
-) -> None:
+def test_command_in_the_hint_of_verify_repairs_the_damage(world: MmfPaths, damage: str, mmfw: MmfwRunner) -> None:
     DAMAGES[damage](world)
     mmfw("verify", code=3)
     command = hint(mmfw.err)
@@ -131,9 +117,7 @@ def test_damage_found_only_with_full_is_repaired_afterwards(world: MmfPaths, mmf
     mmfw("verify", "--full")
 
 
-def test_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
-    world: MmfPaths, mmfw: MmfwRunner
-) -> None:
+def test_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: MmfPaths, mmfw: MmfwRunner) -> None:
     folder = world.save_dir / RUN
     hostile_archives.truncate_file(folder / "current.ckpt")
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -185,12 +169,8 @@ def test_without_a_recorded_source_a_given_archive_repairs_the_dataset(
     mmfw("verify", "dataset", "--full")
 
 
-def test_missing_password_does_not_prevent_other_repairs(
-    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
-) -> None:
-    convert(
-        make_encrypted_zip(user_dir / "memes.zip", dataset_files()), world, ask=lambda: PASSWORD, force=True
-    )
+def test_missing_password_does_not_prevent_other_repairs(world: MmfPaths, user_dir: Path, mmfw: MmfwRunner) -> None:
+    convert(make_encrypted_zip(user_dir / "memes.zip", dataset_files()), world, ask=lambda: PASSWORD, force=True)
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
     mmfw("repair", code=4)
@@ -240,9 +220,7 @@ def test_another_archive_is_refused_and_the_other_parts_are_repaired(
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["a file of MMF is missing"](world)
-    files = {
-        name: b"another" if name.endswith("00003.png") else data for name, data in dataset_files().items()
-    }
+    files = {name: b"another" if name.endswith("00003.png") else data for name, data in dataset_files().items()}
     other = hostile_archives.write_zip(user_dir / "other.zip", files)
     image = (world.dataset.images / "img/00003.png").read_bytes()
     assert "dataset" in mmfw("repair", "--source", other, code=3)
@@ -261,9 +239,7 @@ def test_unpublished_file_has_to_be_restored_by_the_user(
     mmfw("verify")
 
 
-def test_removed_checkout_is_reported_with_a_hint(
-    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_removed_checkout_is_reported_with_a_hint(empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner) -> None:
     write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     shutil.rmtree(user_dir / "mmf")

@@ -187,9 +187,7 @@ def test_failed_run_is_shown_with_the_reason(mmfw: MmfwRunner, save: Path) -> No
     assert not [name for name in shown if "_" in name and name in text], "names of fields are for scripts"
 
 
-def test_scores_are_shown_with_coverage_and_without_control_characters(
-    mmfw: MmfwRunner, user_dir: Path
-) -> None:
+def test_scores_are_shown_with_coverage_and_without_control_characters(mmfw: MmfwRunner, user_dir: Path) -> None:
     run = make(user_dir, "a/2026-01-01T00-00-00")
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})

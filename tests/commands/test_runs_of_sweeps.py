@@ -21,9 +21,7 @@ from tests.worlds.small_sweeps import make_specification, write_ended_task, writ
 from tests.worlds.tools import MmfwRunner, split_command
 from tests.worlds.torch_files import write_checkpoint
 
-_GRID = (
-    "template: {t: 'mmfw train demo optimizer.params.lr={lr} [seed]'}\n---\nlr: [0.1, 0.2]\nseed: [1, 2]\n"
-)
+_GRID = "template: {t: 'mmfw train demo optimizer.params.lr={lr} [seed]'}\n---\nlr: [0.1, 0.2]\nseed: [1, 2]\n"
 TASK = "sweeps/grid/Lr_0.1-Seed_1"
 
 
@@ -50,12 +48,7 @@ def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_run_of_a_task_is_found_by_its_name_and_each_folder(mmfw: MmfwRunner, save: Path) -> None:
-    for name in (
-        TASK,
-        save / TASK,
-        f"{TASK}/demo/2026-01-01T00-00-00",
-        save / TASK / "demo/2026-01-01T00-00-00",
-    ):
+    for name in (TASK, save / TASK, f"{TASK}/demo/2026-01-01T00-00-00", save / TASK / "demo/2026-01-01T00-00-00"):
         shown = mmfw.json("runs", "show", name)
         assert (shown["id"], shown["best_auroc"]) == (TASK, 0.6)
     assert mmfw.json("runs", "show")["id"] == "demo/2025-01-01T00-00-00", "though the sweep's are newer"
@@ -139,10 +132,7 @@ def test_uploading_a_sweep_without_runs_is_an_error(
     (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    assert (
-        "no task of this sweep has a run" in mmfw.err
-        and "4 tasks" in mmfw(*split_command(command)) + mmfw.err
-    )
+    assert "no task of this sweep has a run" in mmfw.err and "4 tasks" in mmfw(*split_command(command)) + mmfw.err
 
 
 def test_name_of_a_run_and_a_sweep_stands_for_the_run(mmfw: MmfwRunner, save: Path) -> None:
@@ -155,8 +145,7 @@ def test_name_of_a_run_and_a_sweep_stands_for_the_run(mmfw: MmfwRunner, save: Pa
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "check"],
+    "command", ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "check"]
 )
 def test_wrong_name_in_capitals_gets_a_suggestion(mmfw: MmfwRunner, save: Path, command: str) -> None:
     pytest.importorskip("matplotlib")

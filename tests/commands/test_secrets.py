@@ -21,10 +21,7 @@ SECRET = "hunter2 пароль"
 
 @pytest.fixture
 def leaks(
-    empty_paths: MmfPaths,
-    user_dir: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    empty_paths: MmfPaths, user_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> Callable[..., list[str]]:
     """Return a function that runs a command, checks its exit code and returns where the secret is."""
     password_files = {user_dir / "password.txt"}
@@ -51,11 +48,7 @@ def _content(path: Path) -> bytes:
 
 @pytest.mark.parametrize("how", ["option", "file", "variable"])
 def test_password_stays_secret(
-    leaks: Callable[..., list[str]],
-    empty_paths: MmfPaths,
-    user_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    leaks: Callable[..., list[str]], empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     given: tuple[str | Path, ...] = {
         "option": ("--password", SECRET),
@@ -103,8 +96,6 @@ def test_crash_shows_no_secret_with_a_fake_bug(
         ("predict", "--memes", "https://me:hunter2@example.org/own.csv"),
     ],
 )
-def test_secret_in_a_url_is_not_shown(
-    leaks: Callable[..., list[str]], world: MmfPaths, words: tuple[str, ...]
-) -> None:
+def test_secret_in_a_url_is_not_shown(leaks: Callable[..., list[str]], world: MmfPaths, words: tuple[str, ...]) -> None:
     assert leaks(2, *words) == []
     assert leaks(3, "convert", "--zip", words[-1]) == []

@@ -129,9 +129,7 @@ def test_table_as_text_csv_tsv_and_json(sweep: Sweep) -> None:
 def test_printed_commands_show_failed_tasks_and_run_them_again(sweep: Sweep) -> None:
     fails = "import pathlib, sys; sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 1)"
     sweep.write(
-        python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())),
-        "a: [1, 2]",
-        head="resource: [cpu]\n",
+        python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())), "a: [1, 2]", head="resource: [cpu]\n"
     )
     sweep.run(code=7)
     status, again = sweep.hinted
@@ -167,9 +165,7 @@ def test_ambiguous_values_are_reported_and_not_changed(sweep: Sweep) -> None:
 
 
 def test_debug_runs_only_the_first_task_and_shows_its_output(sweep: Sweep) -> None:
-    sweep.write(
-        python_command(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]"
-    )
+    sweep.write(python_command(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
     sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
     sweep.run("--debug")  # again, although it has finished
@@ -252,12 +248,10 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     assert [line["r.json:x"] for line in sweep.json("table", sweep.output)] == [1.0, 2.0, 3.0]
     sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
     sweep.run("-t", "x", "--force")
-    assert {
-        task.values["a"]: task.starts for task in load_started_tasks(SweepFolder(sweep.output))
-    } == dict.fromkeys((1, 2, 3, 7), 1)
-    sweep.write(
-        python_command(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize")
+    assert {task.values["a"]: task.starts for task in load_started_tasks(SweepFolder(sweep.output))} == dict.fromkeys(
+        (1, 2, 3, 7), 1
     )
+    sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
     sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
     sweep.run("-o", sweep.folder / "other")
@@ -304,9 +298,7 @@ def test_sweep_of_a_preset_keeps_edits_of_its_file(tmp_path: Path) -> None:
     folder.specification.write_text(by_hand, encoding="utf-8")
     again, text = join_specifications(first, folder)
     assert (again.resource, text) == (("cpu", "cpu"), by_hand)
-    more, text = join_specifications(
-        grid.preset_specification_text("demo", [3], ["training.batch_size=8"], []), folder
-    )
+    more, text = join_specifications(grid.preset_specification_text("demo", [3], ["training.batch_size=8"], []), folder)
     assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
     assert len(parse_specification(text, folder.specification).choices) == 2
 
@@ -363,13 +355,7 @@ def test_runs_of_a_preset_are_tracked_when_resumed(sweep: Sweep, monkeypatch: py
     words = shlex.split(command)
     assert words[:3] == ["mmfw", "train", "demo"] and words[-len(track) :] == track
     run = Run(sweep.folder / "a run")
-    assert resume_argv(["mmfw", "train", "demo", *track], run) == [
-        "mmfw",
-        "train",
-        "--resume",
-        str(run.path),
-        *track,
-    ]
+    assert resume_argv(["mmfw", "train", "demo", *track], run) == ["mmfw", "train", "--resume", str(run.path), *track]
 
 
 def test_sweep_without_its_file_is_an_error(sweep: Sweep) -> None:

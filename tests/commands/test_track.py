@@ -93,9 +93,7 @@ def test_invalid_address_is_rejected(mmfw: MmfwRunner, address: str, monkeypatch
         (("--track-models", "best"), "select a tracker with --track"),
     ],
 )
-def test_invalid_tracking_options_are_usage_errors(
-    mmfw: MmfwRunner, words: tuple[str, ...], said: str
-) -> None:
+def test_invalid_tracking_options_are_usage_errors(mmfw: MmfwRunner, words: tuple[str, ...], said: str) -> None:
     mmfw("train", "mmbt_grid", *words, code=2)
     assert said in mmfw.err
 

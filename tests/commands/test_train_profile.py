@@ -54,7 +54,5 @@ def test_removed_command_names_its_replacement(mmfw: MmfwRunner, words: list[str
 
 def test_removed_commands_are_not_listed(mmfw: MmfwRunner) -> None:
     assert REPLACED_COMMANDS and not REPLACED_COMMANDS.keys() & COMMANDS.keys()
-    listed = [
-        line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()
-    ]
+    listed = [line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()]
     assert not REPLACED_COMMANDS.keys() & set(listed)

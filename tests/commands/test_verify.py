@@ -53,9 +53,7 @@ def test_each_item_shows_what_it_was_verified_against(world: MmfPaths, mmfw: Mmf
         }
 
 
-def test_damaged_items_are_named_with_the_command_that_repairs_them(
-    world: MmfPaths, mmfw: MmfwRunner
-) -> None:
+def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPaths, mmfw: MmfwRunner) -> None:
     hostile_archives.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile_archives.truncate_file(world.dataset.features / "detectron.lmdb/data.mdb")
     model = world.data_dir / "models/visual_bert/model.pth"
@@ -216,8 +214,7 @@ def test_local_bert_is_damaged_if_a_file_is_missing(empty_paths: MmfPaths, mmfw:
     """A BERT in another data folder is not verified here."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
     berts = [
-        write_tree(files, folder / "bert")
-        for folder in (empty_paths.data_dir, empty_paths.data_dir.parent / "other")
+        write_tree(files, folder / "bert") for folder in (empty_paths.data_dir, empty_paths.data_dir.parent / "other")
     ]
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)

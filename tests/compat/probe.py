@@ -167,9 +167,7 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
 
     folder = world.root / "hostile"
     feature_files.write_pair(folder, "a")
-    feature_files.write_pair(
-        folder, "b", regions=3, feature_size=4, objects=Made(os.mkdir, (str(folder / "made"),))
-    )
+    feature_files.write_pair(folder, "b", regions=3, feature_size=4, objects=Made(os.mkdir, (str(folder / "made"),)))
     shutil.copy(folder / "b_info.npy", folder / "c.npy")
     for name in ("w", "b"):
         content = pickle.dumps(Made(os.mkdir, (str(folder / "made"),)))
@@ -360,17 +358,7 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
 
 
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
-    *(
-        imported,
-        adamw,
-        pictures,
-        small_batches,
-        features,
-        hostile_files,
-        word_vectors,
-        random_vectors,
-        text_link,
-    ),
+    *(imported, adamw, pictures, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
     *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
     *(weights_in_brackets, retries_offline, saved_weights),
 )

@@ -50,9 +50,7 @@ def load(name: str) -> ModuleType:
 
 
 class TestEdits:
-    def test_change_what_is_compiled_and_not_the_file_and_may_name_what_the_module_lacks(
-        self, package: Path
-    ) -> None:
+    def test_change_what_is_compiled_and_not_the_file_and_may_name_what_the_module_lacks(self, package: Path) -> None:
         before = (package / "work.py").read_bytes()
         queue(package, Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: 42}))
         module = load("madeup.work")
@@ -123,9 +121,7 @@ class TestAfterImport:
         assert "return 41" in inspect.getsource(module)
 
 
-def test_a_source_is_found_without_an_import_and_empty_where_there_is_none(
-    package: Path, tmp_path: Path
-) -> None:
+def test_a_source_is_found_without_an_import_and_empty_where_there_is_none(package: Path, tmp_path: Path) -> None:
     assert "return 41" in patch.read_source("madeup.work", tmp_path)
     assert patch.source_path("madeup", tmp_path) == package / "__init__.py"
     assert "madeup" not in sys.modules

@@ -64,9 +64,7 @@ class TestDeferImport:
 
     @pytest.mark.parametrize("constant", ["ALL_PARALLEL_STYLES", "SUPPORTED_TP_STYLES"])
     def test_an_import_of_a_constant_of_transformers_stays(self, constant: str) -> None:
-        statement = (
-            f"from .integrations.tensor_parallel import (\n    {constant},\n    _get_parameter_tp_plan,\n)\n"
-        )
+        statement = f"from .integrations.tensor_parallel import (\n    {constant},\n    _get_parameter_tp_plan,\n)\n"
         assert not [edit for patch in lazy_imports.PATCHES for edit in patch.edits if edit.old in statement]
         function_alone = statement.replace(f"    {constant},\n", "")
         assert [edit for patch in lazy_imports.PATCHES for edit in patch.edits if edit.old in function_alone]
@@ -109,9 +107,7 @@ class TestStructure:
     def is_read(self, path: Path) -> bool:
         """Whether the files are read to find what they define."""
         calls: list[Path] = []
-        found = lazy_imports.cached_import_structure(
-            lambda path: calls.append(path) or copy.deepcopy(FOUND), path
-        )
+        found = lazy_imports.cached_import_structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
         assert found == FOUND
         found["mine"] = {}  # as transformers may change what it got
         return len(calls) == 1
@@ -145,8 +141,6 @@ class TestStructure:
         assert self.is_read(tmp_path / folder) and self.is_read(tmp_path / folder)
         assert not (tmp_path / "home").exists()
 
-    def test_where_nothing_can_be_written_it_is_found_out_each_time(
-        self, models: Path, tmp_path: Path
-    ) -> None:
+    def test_where_nothing_can_be_written_it_is_found_out_each_time(self, models: Path, tmp_path: Path) -> None:
         (tmp_path / "home").write_text("a file", encoding="utf-8")
         assert self.is_read(models) and self.is_read(models)

@@ -95,21 +95,15 @@ class TestInstall:
         )
         assert "before mmf is imported" in done.stdout
 
-    def test_a_list_has_all_and_changes_nothing(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_list_has_all_and_changes_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path, meta_path = list(sys.path), list(sys.meta_path)
         root, version = made_up_mmf(tmp_path, version="")
         list_patches(str(root), version)
-        assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [
-            p.name for p in compat.PATCHES
-        ]
+        assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [p.name for p in compat.PATCHES]
         assert (sys.path, sys.meta_path) == (path, meta_path)
 
 
-def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_takes_it(
-    user_dir: Path,
-) -> None:
+def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_takes_it(user_dir: Path) -> None:
     for kind in ("bert", "roberta"):
         (user_dir / "config.json").write_text(f'{{"model_type": "{kind}"}}', encoding="utf-8")
         assert mmf_models.is_bert(str(user_dir)) == mmf_models.is_bert(f"{kind}-base") == (kind == "bert")

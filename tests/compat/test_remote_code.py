@@ -27,9 +27,7 @@ def _finds_new_modules() -> bool:
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(
-        not _finds_new_modules(), reason="this Windows Python cannot import what transformers copies"
-    ),
+    pytest.mark.skipif(not _finds_new_modules(), reason="this Windows Python cannot import what transformers copies"),
 ]
 ROOT = Path(__file__).parents[2]
 LOAD = """
@@ -52,9 +50,7 @@ getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
         except_for=[("AutoModel", False), ("AutoTokenizer", True)],
     ),
 )
-def test_code_in_a_models_folder_runs_only_where_it_is_trusted(
-    tmp_path: Path, name: str, trusted: bool
-) -> None:
+def test_code_in_a_models_folder_runs_only_where_it_is_trusted(tmp_path: Path, name: str, trusted: bool) -> None:
     folder, marker = tmp_path / "модель", tmp_path / "ran"
     folder.mkdir()
     own = ["own.Own", None] if name == "AutoTokenizer" else "own.Own"

@@ -119,9 +119,7 @@ def test_splits_of_phase_2_are_preferred(existing: list[str], val: str, test: st
         (["train", "test"], "validation"),
     ],
 )
-def test_missing_training_or_validation_split_is_an_error(
-    existing: list[str], missing: str, user_dir: Path
-) -> None:
+def test_missing_training_or_validation_split_is_an_error(existing: list[str], missing: str, user_dir: Path) -> None:
     with pytest.raises(DatasetError, match=missing):
         choose_splits(on_disk(user_dir, *existing))
 
@@ -148,10 +146,7 @@ LIST = f"[\n  {GOOD.strip()},\n  {GOOD.strip().replace('8291,', '7,')}\n]\n"
 def test_other_file_formats_are_read(content: bytes, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_bytes(content)
-    assert [(row.id, row.text, row.label) for row in read_annotations(path)] == [
-        (8291, "мем 梗", 1),
-        (7, "мем 梗", 1),
-    ]
+    assert [(row.id, row.text, row.label) for row in read_annotations(path)] == [(8291, "мем 梗", 1), (7, "мем 梗", 1)]
     assert [row["id"] for row in to_mmf_annotations(AnnotationFile(path))] == [8291, 7]
     keep_rows(path, read_annotations(path)[1:])
     assert path.read_bytes() == GOOD.replace("8291,", "7,").encode()

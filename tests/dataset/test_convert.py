@@ -172,9 +172,7 @@ def test_extra_images_are_kept_and_counted(user_dir: Path, mmf_paths: MmfPaths) 
 # --- half an image set -----------------------------------------------------------------------------------
 
 
-def test_missing_images_are_counted_per_split_and_can_be_excluded(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_missing_images_are_counted_per_split_and_can_be_excluded(user_dir: Path, mmf_paths: MmfPaths) -> None:
     half = make_encrypted_zip(user_dir / "as on mirrors.zip", without_images(dataset_files(), [1, 2, 8, 16]))
     with pytest.raises(DatasetError) as caught:
         convert(half, mmf_paths, ask=lambda: PASSWORD)
@@ -188,8 +186,7 @@ def test_missing_images_are_counted_per_split_and_can_be_excluded(
     train = mmf_paths.dataset.annotation_file("train").read_bytes()
     assert train == b"".join(dataset_files()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
     assert (
-        mmf_paths.dataset.annotation_file("test_seen").read_bytes()
-        == dataset_files()["hateful_memes/test_seen.jsonl"]
+        mmf_paths.dataset.annotation_file("test_seen").read_bytes() == dataset_files()["hateful_memes/test_seen.jsonl"]
     )
     assert convert(half, mmf_paths, ask=lambda: PASSWORD).already_done
 
@@ -197,9 +194,7 @@ def test_missing_images_are_counted_per_split_and_can_be_excluded(
 # --- again, and over another dataset ---------------------------------------------------------------------
 
 
-def test_a_second_conversion_does_nothing(
-    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_conversion_does_nothing(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # it is not even opened
     again = convert(archive, mmf_paths)
@@ -252,11 +247,7 @@ def test_force_keeps_features_and_other_files(archive: Path, mmf_paths: MmfPaths
 def test_force_keeps_user_images_even_if_the_manifest_was_edited(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    convert(
-        make_encrypted_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)),
-        mmf_paths,
-        ask=lambda: PASSWORD,
-    )
+    convert(make_encrypted_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)), mmf_paths, ask=lambda: PASSWORD)
     with (mmf_paths.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
         sums.write("# a note\n")
     user_image = mmf_paths.dataset.images / "img" / "mine.png"

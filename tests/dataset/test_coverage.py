@@ -53,9 +53,7 @@ def test_coverage_of_a_typical_incomplete_copy(user_dir: Path, mmf_paths: MmfPat
     assert again.already_done and again.splits == result.splits
 
 
-def test_complete_copy_replaces_an_incomplete_one(
-    dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_complete_copy_replaces_an_incomplete_one(dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths) -> None:
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
     convert(hostile_archives.write_zip(user_dir / "complete.zip", dataset_files()), mmf_paths, force=True)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 3, 3)
@@ -73,9 +71,7 @@ def test_coverage_of_a_changed_file_is_unknown(dataset: DatasetPaths, split: str
     )
 
 
-def test_coverage_of_user_splits_and_unconverted_datasets_is_unknown(
-    dataset: DatasetPaths, user_dir: Path
-) -> None:
+def test_coverage_of_user_splits_and_unconverted_datasets_is_unknown(dataset: DatasetPaths, user_dir: Path) -> None:
     dataset.annotation_file("mine").write_bytes(dataset.annotation_file("dev_unseen").read_bytes())
     assert coverage(dataset, "mine") == Coverage("mine", 2, None)
     by_mmf = DatasetPaths(write_tree(mmf_layout(dataset_files()), user_dir / "by mmf itself"))
@@ -85,9 +81,7 @@ def test_coverage_of_user_splits_and_unconverted_datasets_is_unknown(
 
 
 @pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": None}])
-def test_coverage_is_unknown_if_the_result_lacks_the_split(
-    dataset: DatasetPaths, result: dict[str, Any]
-) -> None:
+def test_coverage_is_unknown_if_the_result_lacks_the_split(dataset: DatasetPaths, result: dict[str, Any]) -> None:
     manifest = Manifest.load(dataset.root)
     assert manifest is not None
     replace(manifest, result=result).save()

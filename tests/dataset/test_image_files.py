@@ -129,9 +129,7 @@ def test_damaged_end_that_pillow_ignores_is_a_warning(
 
 
 @pytest.mark.parametrize("kind", NO_PICTURES)
-def test_file_that_is_not_an_image_is_refused_or_excluded(
-    kind: str, user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_file_that_is_not_an_image_is_refused_or_excluded(kind: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {**dataset_files(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
     source = write_tree(files, user_dir / "a")
     with pytest.raises(DatasetError) as caught:
@@ -165,9 +163,7 @@ def test_split_without_any_usable_image_is_refused(user_dir: Path, mmf_paths: Mm
     assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_verify_reports_unusable_images_accepted_by_an_earlier_version(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_verify_reports_unusable_images_accepted_by_an_earlier_version(user_dir: Path, mmf_paths: MmfPaths) -> None:
     convert(write_zip(user_dir / "a.zip", dataset_files()), mmf_paths)
     (finding,) = verify_parts(["dataset"], mmf_paths)
     assert finding.state == "intact"
@@ -176,10 +172,7 @@ def test_verify_reports_unusable_images_accepted_by_an_earlier_version(
     names = [file.relative_to(mmf_paths.dataset.root).as_posix() for file in path.parent.glob("*.png")]
     record_hashes(mmf_paths.dataset.root, names)  # as of a conversion that did not look at the pictures
     (finding,) = verify_parts(["dataset"], mmf_paths)
-    assert (finding.state, finding.problems) == (
-        "damaged",
-        ("unusable: images/img/00001.png (a git-lfs pointer)",),
-    )
+    assert (finding.state, finding.problems) == ("damaged", ("unusable: images/img/00001.png (a git-lfs pointer)",))
     assert finding.error and "`git lfs pull`" in str(finding.error.hint)
     assert "`mmfw convert --force --zip ARCHIVE" in str(finding.error.hint)
     convert(user_dir / "a.zip", mmf_paths, force=True)

@@ -108,12 +108,8 @@ def test_missing_image_is_named_as_in_the_csv_file(user_dir: Path, mmf_paths: Mm
     assert 'instead of "https://example.org/img/a.png" in the annotations' in str(caught.value.hint)
 
 
-def test_images_of_json_lines_outside_of_img_are_refused_with_a_hint(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
-    with pytest.raises(
-        DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"
-    ) as caught:
+def test_images_of_json_lines_outside_of_img_are_refused_with_a_hint(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    with pytest.raises(DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)") as caught:
         convert(write_tree(dataset("images/a.png", "images/a.png"), user_dir / "a"), mmf_paths)
     assert "move images such as 'images/a.png' into a folder img" in str(caught.value.hint)
 

@@ -36,10 +36,7 @@ def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("press", [lambda patch: interrupt_after(5, patch), while_bytes_are_written])
 def test_ctrl_c_leaves_nothing_that_looks_complete(
-    archive: Path,
-    mmf_paths: MmfPaths,
-    press: Callable[[pytest.MonkeyPatch], None],
-    monkeypatch: pytest.MonkeyPatch,
+    archive: Path, mmf_paths: MmfPaths, press: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         press(patch)
@@ -75,10 +72,7 @@ def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
 ) -> None:
     script = _DIE.format(archive=str(archive), data=str(mmf_paths.data_dir), password=PASSWORD)
     killed = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", script],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
+        [sys.executable, "-X", "utf8", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     assert killed.returncode != 0
     assert Manifest.load(mmf_paths.dataset.root) is None
@@ -91,9 +85,7 @@ def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
     assert not result.already_done
     assert len([name for name in again if name.endswith(".png")]) == 16, "it begins again"
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
-    assert sorted(p.name for p in mmf_paths.dataset.root.iterdir() if p.name.startswith(".")) == [
-        ".mmfw-lock"
-    ]
+    assert sorted(p.name for p in mmf_paths.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
 
 
 @pytest.mark.parametrize("kind", ["force", "features"])

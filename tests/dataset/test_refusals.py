@@ -112,11 +112,7 @@ def test_unlabelled_test_set_is_a_warning(
 @pytest.mark.parametrize(
     ("written", "message", "hint"),
     [
-        (
-            {"label": None},
-            ":1: 3 of 3 rows have no label; the columns are id, img, text",
-            "a label, 0 or 1|add labels",
-        ),
+        ({"label": None}, ":1: 3 of 3 rows have no label; the columns are id, img, text", "a label, 0 or 1|add labels"),
         (
             {"label": None, "gold_hate": 1},
             ":1: 3 of 3 rows have no label; .*gold_hate",
@@ -126,11 +122,7 @@ def test_unlabelled_test_set_is_a_warning(
         ({"label": None, "labels": [0, 1]}, ":1: 3 of 3 rows have no label", 'rename "labels" to "label"'),
         ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "use the majority"),
         ({"id": "covid_1"}, ':1: "id" must be an integer', "as CSV"),
-        (
-            {"img": None, "image": "a"},
-            ':1: no column "img"; the columns are .*image',
-            'rename "image" to "img"',
-        ),
+        ({"img": None, "image": "a"}, ':1: no column "img"; the columns are .*image', 'rename "image" to "img"'),
         (
             {"img": None, "filename": "a", "path": "b"},
             ':1: no column "img"; the columns are ',
@@ -161,10 +153,7 @@ def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path,
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: 1 of 3 rows have no label"):
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
     files["hateful_memes/dev_seen.jsonl"] = dataset_files()["hateful_memes/dev_seen.jsonl"]
-    assert (
-        convert(hostile_archives.write_zip(user_dir / "b.zip", files), mmf_paths).splits["test_seen"].rows
-        == 2
-    )
+    assert convert(hostile_archives.write_zip(user_dir / "b.zip", files), mmf_paths).splits["test_seen"].rows == 2
 
 
 def test_annotations_without_images(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -203,9 +192,7 @@ def test_phase_1_without_its_test_split_is_accepted(user_dir: Path, mmf_paths: M
     assert list(convert(path, mmf_paths).splits) == ["train", "dev"]
 
 
-def test_release_is_accepted_if_its_readme_mentions_phase_1_files(
-    user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_release_is_accepted_if_its_readme_mentions_phase_1_files(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(
         user_dir / "a.zip", without("", RELEASE_SPLITS, "Once `dev.jsonl` and `test.jsonl`.")
     )
@@ -213,9 +200,7 @@ def test_release_is_accepted_if_its_readme_mentions_phase_1_files(
 
 
 def test_empty_training_split_is_never_allowed(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    path = hostile_archives.write_zip(
-        user_dir / "a.zip", dataset_files() | {"hateful_memes/train.jsonl": b""}
-    )
+    path = hostile_archives.write_zip(user_dir / "a.zip", dataset_files() | {"hateful_memes/train.jsonl": b""})
     with pytest.raises(DatasetError, match="no memes in train"):
         convert(path, mmf_paths, allow_missing=True)
 
@@ -249,9 +234,7 @@ def test_full_disk_is_detected_before_anything_is_written(
 
 def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(user_dir / "a.zip", dataset_files())
-    hostile_archives.flip_byte(
-        path, path.read_bytes().rindex(dataset_files()["hateful_memes/img/00016.png"]) + 20
-    )
+    hostile_archives.flip_byte(path, path.read_bytes().rindex(dataset_files()["hateful_memes/img/00016.png"]) + 20)
     with pytest.raises(ArchiveError, match=r"00016\.png"):
         convert(path, mmf_paths)
     assert read_tree(mmf_paths.data_dir) == {}
@@ -268,9 +251,7 @@ def test_invalid_row_is_named_with_archive_and_member(user_dir: Path, mmf_paths:
 
 
 @pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
-def test_existing_images_under_other_names_are_hinted(
-    written: str, user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_existing_images_under_other_names_are_hinted(written: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     name = "hateful_memes/train.jsonl"
     files[name] = files[name].replace(b"img/00001.png", written.format("00001.png").encode())
@@ -339,10 +320,7 @@ def seven_zip_of(path: Path, files: Files) -> None:
 def test_archive_bomb_is_refused_before_any_file_is_written(
     pack: Callable[[Path, Files], object], small_disk: Path, user_dir: Path
 ) -> None:
-    files = {
-        name: bytes(4 << 20) if name.endswith(".png") else content
-        for name, content in dataset_files().items()
-    }
+    files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in dataset_files().items()}
     pack(user_dir / "bomb", files)
     places = MmfPaths.resolve(small_disk, user_dir / "save")
     with pytest.raises(ResourceError, match="not enough disk space"):

@@ -34,13 +34,9 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, mmf_paths: MmfP
     manifest = Manifest.load(mmf_paths.dataset.features)
     assert manifest is not None
     assert manifest.files == {
-        "detectron.lmdb/data.mdb": ManifestEntry(
-            hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"])
-        )
+        "detectron.lmdb/data.mdb": ManifestEntry(hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"]))
     }
-    assert manifest.source == ManifestSource.from_path(
-        archive, hashlib.sha256(archive.read_bytes()).hexdigest()
-    )
+    assert manifest.source == ManifestSource.from_path(archive, hashlib.sha256(archive.read_bytes()).hexdigest())
     assert manifest.hash_origin == "archive"
 
 

@@ -40,9 +40,7 @@ def repaired(places: MmfPaths, archive: Path | None = None) -> list[str]:
     return repair_dataset(places, archive, ask=lambda: PASSWORD)
 
 
-def test_only_damaged_files_are_rewritten(
-    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_damaged_files_are_rewritten(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert repaired(mmf_paths) == []
     damage(mmf_paths.dataset)
@@ -83,11 +81,7 @@ def test_excluded_memes_stay_excluded(user_dir: Path, mmf_paths: MmfPaths) -> No
 
 def test_user_annotations_and_features_are_kept(archive: Path, mmf_paths: MmfPaths) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    user_files = {
-        "annotations/mine.jsonl": b"{}",
-        "features/detectron.lmdb/data.mdb": b"x",
-        "images/img/x.png": b"x",
-    }
+    user_files = {"annotations/mine.jsonl": b"{}", "features/detectron.lmdb/data.mdb": b"x", "images/img/x.png": b"x"}
     write_tree(user_files, mmf_paths.dataset.root)
     damage(mmf_paths.dataset)
     repaired(mmf_paths)

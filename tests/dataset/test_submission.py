@@ -65,9 +65,7 @@ def test_problem_is_reported_with_its_place(tmp_path: Path, old: str, new: str, 
     assert problem in checked(tmp_path, GOOD.replace(old, new))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "8291,0.25,0\n", GOOD.replace("id,", "id, "), GOOD.replace(",", ";")]
-)
+@pytest.mark.parametrize("content", ["", "8291,0.25,0\n", GOOD.replace("id,", "id, "), GOOD.replace(",", ";")])
 def test_wrong_header_is_the_only_reported_problem(tmp_path: Path, content: str) -> None:
     [problem] = checked(tmp_path, content)
     assert problem.startswith("the first line must be id,proba,label")

@@ -39,12 +39,7 @@ def test_csv_variants_of_common_programs_are_read(content: str, user_dir: Path) 
 def test_pandas_table_with_missing_values_is_read(user_dir: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is of the dev extra, not on Windows in the tests")
     frame = pandas.DataFrame(
-        {
-            "img": ["a.png", "b.png"],
-            "text": ['two\nlines, "said" he', None],
-            "id": [7, None],
-            "label": [1, None],
-        }
+        {"img": ["a.png", "b.png"], "text": ['two\nlines, "said" he', None], "id": [7, None], "label": [1, None]}
     )
     first = AnnotationRow(1, "a.png", 'two\nlines, "said" he', 1, line=2, custom_id="7.0")
     second = AnnotationRow(2, "b.png", "", None, line=4)
@@ -89,9 +84,7 @@ def test_pandas_table_with_missing_values_is_read(user_dir: Path) -> None:
         ("[" * 100_000, "a.jsonl", "not JSON"),
     ],
 )
-def test_invalid_table_is_reported_with_its_line(
-    content: str | bytes, name: str, message: str, user_dir: Path
-) -> None:
+def test_invalid_table_is_reported_with_its_line(content: str | bytes, name: str, message: str, user_dir: Path) -> None:
     path = table(user_dir, content, name)
     with pytest.raises(DatasetError) as caught:
         read_table(path)

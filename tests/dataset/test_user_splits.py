@@ -63,9 +63,7 @@ def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
-def test_user_dataset_is_converted_to_mmfs_layout(
-    as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_user_dataset_is_converted_to_mmfs_layout(as_folder: bool, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {f"my set/{name}": content for name, content in own_set().items()}
     source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
     result = convert(source, mmf_paths)
@@ -85,10 +83,7 @@ def test_user_dataset_is_converted_to_mmfs_layout(
     assert (mmf_paths.dataset.images / "img/photos/cat.jpg").read_bytes() == image(0)
     assert convert(source, mmf_paths).already_done
     assert verify_dataset(mmf_paths.dataset, full=True) == []
-    assert {path.parts[0] for path in map(Path, read_tree(mmf_paths.dataset.root))} == {
-        "annotations",
-        "images",
-    }
+    assert {path.parts[0] for path in map(Path, read_tree(mmf_paths.dataset.root))} == {"annotations", "images"}
 
 
 def test_integer_ids_are_kept_and_not_reused(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -135,9 +130,7 @@ def test_csv_is_ignored_if_the_split_exists_as_json_lines(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_may_be_next_to_the_folder_of_the_tables(
-    packed: bool, user_dir: Path, mmf_paths: MmfPaths
-) -> None:
+def test_images_may_be_next_to_the_folder_of_the_tables(packed: bool, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {
         "annotations/train.csv": table(["../img/a.png"], label=[0]),
         "annotations/dev.csv": table(["img/b.png"], label=[0]),
@@ -271,9 +264,7 @@ def test_images_named_by_another_path_are_counted_once(user_dir: Path, mmf_paths
 
 
 def test_unusable_image_is_named_as_in_the_table(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    files = {
-        f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")
-    }
+    files = {f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")}
     files |= {"photos/a.png": image(1), "photos/b.png": b""}
     source = write_tree(files, user_dir / "a")
     with pytest.raises(DatasetError, match=r"train 1 of 2, dev 1 of 2 \(photos/b\.png: an empty file\)"):

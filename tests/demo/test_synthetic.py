@@ -66,9 +66,7 @@ def test_captions_and_pictures_are_unique_across_splits() -> None:
 
 @pytest.mark.torch
 def test_images_are_reproducible_png_files_of_varied_sizes() -> None:
-    Image = pytest.importorskip(
-        "PIL.Image", reason="Pillow is of the train extra, as on Windows in the tests"
-    )
+    Image = pytest.importorskip("PIL.Image", reason="Pillow is of the train extra, as on Windows in the tests")
     memes, again = (generate_memes(1)["train"][:8] for _ in range(2))
     assert [meme.png for meme in memes] == [meme.png for meme in again]
     images = [Image.open(io.BytesIO(meme.png)) for meme in memes]
@@ -86,6 +84,4 @@ def test_the_archive_has_the_form_of_the_release() -> None:
         fields = [{"id": m.stem, "img": m.image_path, "label": m.label, "text": m.text} for m in memes]
         assert rows == [json.dumps(row) for row in fields]
     del files["hateful_memes/README.md"]
-    assert files == {
-        f"hateful_memes/{meme.image_path}": meme.png for memes in splits.values() for meme in memes
-    }
+    assert files == {f"hateful_memes/{meme.image_path}": meme.png for memes in splits.values() for meme in memes}

@@ -114,11 +114,7 @@ def test_build_of_the_real_torch_is_read() -> None:
     ],
 )
 def test_torch_that_cannot_use_the_gpu_is_an_error_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-    torch: TorchBuild | None,
-    driver: int,
-    best: tuple[int, int],
-    message: str | None,
+    monkeypatch: pytest.MonkeyPatch, torch: TorchBuild | None, driver: int, best: tuple[int, int], message: str | None
 ) -> None:
     nvml = FakeNvml()
     nvml.cuda_version, nvml.capability = driver, [(3, 5), best]
@@ -130,10 +126,7 @@ def test_torch_that_cannot_use_the_gpu_is_an_error_fake_nvml(
 
 
 def test_any_torch_build_is_accepted_without_a_gpu() -> None:
-    assert (
-        unused_gpu_error(TorchBuild(None), None) is None
-        and unused_gpu_error(TorchBuild("13.0"), None) is None
-    )
+    assert unused_gpu_error(TorchBuild(None), None) is None and unused_gpu_error(TorchBuild("13.0"), None) is None
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,7 @@ def assert_same_weights(run: Run, other: Run, rtol: float = 0, atol: float = 0) 
     """Compare those of the last checkpoints, within tolerances."""
     import torch
 
-    torch.testing.assert_close(
-        load_checkpoint(run)["model"], load_checkpoint(other)["model"], rtol=rtol, atol=atol
-    )
+    torch.testing.assert_close(load_checkpoint(run)["model"], load_checkpoint(other)["model"], rtol=rtol, atol=atol)
 
 
 def predicted_ids(result: Mapping[str, Any]) -> list[str]:

@@ -47,9 +47,7 @@ def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> 
 @pytest.mark.parametrize(
     ("workers", "said"), mark_wide([(0, "truncated"), (2, "cannot identify")], except_for=[(0, "truncated")])
 )
-def test_a_broken_picture_is_named_with_its_meme_and_row(
-    tool: Tool, own: Tool, workers: int, said: str
-) -> None:
+def test_a_broken_picture_is_named_with_its_meme_and_row(tool: Tool, own: Tool, workers: int, said: str) -> None:
     trained = tool.get_trained_run("image")
     path, meme = break_picture(own, "train", 3, said)
     words = ("--updates", "4", f"training.num_workers={workers}")
@@ -87,9 +85,7 @@ def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, 
         assert "Traceback" not in own.errors
     assert own.run_for_exit_code("predict", trained.id) == 3
     assert "image cannot be read (" in own.errors and "row 2 of " in own.errors
-    assert own.run_for_exit_code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, (
-        own.errors
-    )
+    assert own.run_for_exit_code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, own.errors
 
 
 class MakesFolder:

@@ -105,22 +105,14 @@ FAULTS = {
     "batch": ("error", "rows", "the first row's scores differ by"),
     "dropout": ("error", "rows", "evaluated twice, scores differ by"),
     "no image": ("warning", "modalities", "all scores stay the same with the image of another row"),
-    "stuck": (
-        "error",
-        "one batch",
-        "the lowest loss is 0.69 at the run's learning rate of 0.01, and not below 0.6",
-    ),
+    "stuck": ("error", "one batch", "the lowest loss is 0.69 at the run's learning rate of 0.01, and not below 0.6"),
     "no time": ("note", "one batch", "skipped: would take about"),
 }
 
 
 def unsound(found: Any) -> list[tuple[str, str]]:
     """What is worse than a note: the verdict, and the check that finds it."""
-    return [
-        (each["verdict"], each["check"])
-        for each in found["findings"]
-        if each["verdict"] in ("warning", "error")
-    ]
+    return [(each["verdict"], each["check"]) for each in found["findings"] if each["verdict"] in ("warning", "error")]
 
 
 def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
@@ -130,11 +122,7 @@ def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
     (folder / "__init__.py").write_text(code, encoding="utf-8")
     model = {"fault": fault, "faults": [*FAULTS], "losses": ["cross_entropy"]}
     dataset = tool.settings("mmbt")["dataset_config"]
-    settings = {
-        "env": {"user_dir": str(folder)},
-        "model_config": {"planted": model},
-        "dataset_config": dataset,
-    }
+    settings = {"env": {"user_dir": str(folder)}, "model_config": {"planted": model}, "dataset_config": dataset}
     settings |= {"training": {"batch_size": 4, "num_workers": 0}, "optimizer": {"params": {"lr": 1e-2}}}
     return tool.preset("mmbt", model="planted", settings=settings)
 
@@ -155,9 +143,7 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
     found = in_english(tool)("check", tool.preset(name))
     assert not unsound(found)
     checks = [each["check"] for each in found["findings"]]
-    assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(
-        checks
-    )
+    assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(checks)
     never = [each["text"] for each in found["findings"] if "gradient:" in each["text"]]
     assert bool(never) == (name == "vilbert") and all("biOutput.q_dense1" in text for text in never)
     assert not tool.save_dir.exists()
@@ -204,13 +190,9 @@ def test_the_planted_model_without_a_fault_and_that_of_the_guide_are_sound(
 @pytest.mark.wide
 def test_words_that_the_vocabulary_lacks_and_texts_that_are_cut_are_counted(tool: Tool) -> None:
     settings = tool.settings("bert")
-    settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"][
-        "max_seq_length"
-    ] = 6
+    settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"]["max_seq_length"] = 6
     (found,) = (
-        each
-        for each in tool("check", tool.preset("bert", settings=settings))["findings"]
-        if each["check"] == "texts"
+        each for each in tool("check", tool.preset("bert", settings=settings))["findings"] if each["check"] == "texts"
     )
     assert found["verdict"] == "warning" and found["advice"]
     assert found["text"] == "14 of 14 texts are truncated to 4 tokens; 26.0 % of all tokens are unknown"
@@ -263,9 +245,7 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
 
 
 @requires_console_events
-def test_after_ctrl_c_nothing_is_kept(
-    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch) -> None:
     at, scratch = tool.folder / "at", tool.folder / "scratch"
     scratch.mkdir()
     for name in ("TMPDIR", "TEMP", "TMP"):
@@ -310,10 +290,7 @@ def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool
 
 def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:
     assert (
-        tool.run_for_exit_code(
-            "check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]"
-        )
-        == 7
+        tool.run_for_exit_code("check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]") == 7
     )
     assert "nosuch" in tool.errors and "mmfw train" in tool.errors
     assert "mmfw-check-" not in tool.errors.partition("hint:")[2]

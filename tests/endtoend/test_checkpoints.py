@@ -49,9 +49,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     }
     current, newest = run.checkpoints / "current.ckpt", run.checkpoints / "models" / "model_4.ckpt"
     assert current.samefile(newest)
-    saves = [
-        (e["kind"], e["update"]) for e in read_events(run.events) if e["kind"] in ("saving", "checkpoint")
-    ]
+    saves = [(e["kind"], e["update"]) for e in read_events(run.events) if e["kind"] in ("saving", "checkpoint")]
     updates = [update for kind, update in saves if kind == "checkpoint"]
     assert saves == [(kind, update) for update in updates for kind in ("saving", "checkpoint")]
     assert all(torch_file.find_problem(run.checkpoints / name) is None for name in files(run))
@@ -82,11 +80,7 @@ def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
     tool("train", "--resume", str(run.path), "--updates", "9", "training.early_stop.enabled=True")
     reached = read_events_of_kind(run, "train")[-1]["update"]
     assert reached < 9, "patience counts from the best, not from where the run went on"
-    assert [(e["update"], e["batch"]) for e in read_events_of_kind(run, "train_started")] == [
-        (0, 7),
-        (1, 7),
-        (4, 7),
-    ]
+    assert [(e["update"], e["batch"]) for e in read_events_of_kind(run, "train_started")] == [(0, 7), (1, 7), (4, 7)]
 
 
 def test_scores_are_of_the_checkpoints_whose_hashes_were_told_when_they_were_saved(tool: Tool) -> None:
@@ -112,10 +106,7 @@ def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: 
     assert "update 6" in tool.errors and "resuming" not in tool.errors
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     # MMF would add the patience to a number.
-    assert (
-        tool.run_for_exit_code("train", "--resume", "last", "--dry-run", "training.early_stop.patience=null")
-        == 2
-    )
+    assert tool.run_for_exit_code("train", "--resume", "last", "--dry-run", "training.early_stop.patience=null") == 2
     assert tool("train", "--resume", "last", hint.split()[-1], "--updates", "8")["updates"] == 8
     assert start_updates(tool.run_of(result)) == [0, 6]
 
@@ -311,9 +302,7 @@ def test_a_checkpoint_that_becomes_longer_than_a_file_may_leaves_the_last_one_wh
     assert tool("train", "--resume", "last")["updates"] == 3
 
 
-def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "writing", "do": "kill", "update": 3})
     words = ("--updates", "4", "training.checkpoint_interval=1", "training.evaluation_interval=4")
     assert tool.run_for_exit_code("train", tool.preset("vilbert"), *words) != 0
@@ -327,14 +316,9 @@ def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
 
 
 def test_a_checkpoint_that_is_cut_off_is_passed_over_on_resume(tool: Tool, set_faults: SetFaults) -> None:
-    set_faults(
-        {"at": "saved", "do": "truncate", "update": 2}, {"at": "step", "do": "memory_error", "update": 3}
-    )
+    set_faults({"at": "saved", "do": "truncate", "update": 2}, {"at": "step", "do": "memory_error", "update": 3})
     assert (
-        tool.run_for_exit_code(
-            "train", tool.preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1"
-        )
-        == 5
+        tool.run_for_exit_code("train", tool.preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1") == 5
     )
     assert tool("runs")[0]["updates"] == 2
     set_faults({"at": "step", "do": "memory_error", "update": 4})

@@ -10,14 +10,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_annotations
-from tests.endtoend.conftest import (
-    SetFaults,
-    Tool,
-    assert_same_weights,
-    load_checkpoint,
-    logged_losses,
-    probabilities,
-)
+from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, load_checkpoint, logged_losses, probabilities
 from tests.worlds import hostile_archives
 
 WORDS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
@@ -115,9 +108,7 @@ def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Too
 @pytest.mark.parametrize(
     ("unfreeze", "fusion"), [(0, "concat"), (1, "align"), (2, "align")], ids=["nothing", "the last", "all"]
 )
-def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(
-    tool: Tool, unfreeze: int, fusion: str
-) -> None:
+def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(tool: Tool, unfreeze: int, fusion: str) -> None:
     from safetensors.torch import load_file
 
     words = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")

@@ -35,9 +35,7 @@ def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
     whole = tool.train(preset, "--updates", "4", *words, "--teacher", str(lessons), "--name", "whole")
     assert "the teacher was trained on these rows" in tool.errors
     alone = tool.train(preset, "--updates", "4", *words, "--name", "alone")
-    assert logged_losses(whole)[0] != pytest.approx(logged_losses(alone)[0], rel=1e-4), (
-        "the teacher has a share"
-    )
+    assert logged_losses(whole)[0] != pytest.approx(logged_losses(alone)[0], rel=1e-4), "the teacher has a share"
 
     set_faults({"at": "forward", "do": "cuda_oom", "above": 7})
     begun = tool.train(preset, "--updates", "2", *words, "--teacher", str(lessons), "--name", "parts")
@@ -91,7 +89,5 @@ def test_every_list_of_losses_takes_a_teacher(tool: Tool, lessons: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["lxmert", "vilt", "mmf_transformer"])
-def test_models_of_the_newest_mmf_take_a_teacher(
-    only_rc12: None, tool: Tool, lessons: Path, name: str
-) -> None:
+def test_models_of_the_newest_mmf_take_a_teacher(only_rc12: None, tool: Tool, lessons: Path, name: str) -> None:
     test_every_list_of_losses_takes_a_teacher(tool, lessons, name)

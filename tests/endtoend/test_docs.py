@@ -118,9 +118,7 @@ def _run_notebook() -> list[Any]:
     names: dict[str, Any] = {"_mmfw": _mmfw}
     shown = []
     for cell in _cells():
-        cell = cell.replace("mmbt_grid --seed", "demo_clip --updates 1 --seed").replace(
-            "mmbt_grid", "demo_clip"
-        )
+        cell = cell.replace("mmbt_grid --seed", "demo_clip --updates 1 --seed").replace("mmbt_grid", "demo_clip")
         exec(re.sub("^[!%](.*)$", lambda line: f"_mmfw({line[1]!r})", cell, flags=re.MULTILINE), names)
         last = cell.splitlines()[-1]
         if not last.startswith((" ", "!", "%")):

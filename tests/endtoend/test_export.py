@@ -79,12 +79,7 @@ def outside(tool: Tool, folder: Path, *words: str, code: int = 0) -> str:
 
 def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> None:
     folder, about = exported(tool, "concat_bert")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "model.json",
-        "model.onnx",
-        "run.py",
-        "tokenizer.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.onnx", "run.py", "tokenizer.json"]
     assert json.loads((folder / "model.json").read_text("utf-8")) == about
     assert about["parity"]["largest_difference"] <= 1e-4
     assert {"mmfw", "mmf", "torch"} <= about["versions"].keys()
@@ -114,9 +109,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     (line,) = (line for line in outside(tool, folder, str(table)).splitlines() if line.startswith("1,"))
     assert float(line.split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
     table.write_text(f"img,text\n{images / rows[0].img},cats, dogs\n", encoding="utf-8")
-    assert "row 1 is not an object or has more values than columns" in outside(
-        tool, folder, str(table), code=1
-    )
+    assert "row 1 is not an object or has more values than columns" in outside(tool, folder, str(table), code=1)
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(images / rows[0].img).convert("RGB").save(tool.folder / "turned.png", exif=exif.tobytes())
@@ -244,11 +237,5 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     assert "narrow.npz: features must be (3, " in said
     assert tool.run_for_exit_code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
-    assert (
-        tool.run_for_exit_code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
-    )
-    assert (
-        "the AUROC on dev_unseen goes from" in tool.errors
-        and "--max-loss" in tool.errors
-        and not smaller.exists()
-    )
+    assert tool.run_for_exit_code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
+    assert "the AUROC on dev_unseen goes from" in tool.errors and "--max-loss" in tool.errors and not smaller.exists()

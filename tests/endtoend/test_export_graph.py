@@ -152,9 +152,7 @@ def test_the_graph_predicts_odd_memes_as_mmf_does_in_batches_of_any_size(
 
     graph = onnx.shape_inference.infer_shapes(onnx.load(folder / "model.onnx")).graph
     operations = {node.op_type for node in graph.node}
-    doubles = {
-        each.name for each in graph.value_info if each.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
-    }
+    doubles = {each.name for each in graph.value_info if each.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
     transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose"} & doubles
     factors = {name for node in graph.node if node.op_type == "MatMul" for name in node.input}
     assert not transposed & factors, "onnxruntime before 1.26 cannot multiply them"

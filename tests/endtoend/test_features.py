@@ -92,9 +92,7 @@ def mmf_alone(shop: Shop, largest: int | None = None) -> int:
 
 @pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's length to die at")
-def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_without_a_download(
-    shop: Shop,
-) -> None:
+def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_without_a_download(shop: Shop) -> None:
     archive = shop.server.files["features.tar.gz"]
     half = (len(archive) + len(shop.data)) // 2
     assert mmf_alone(shop, largest=half) < 0, "it was not killed in the extraction"
@@ -116,8 +114,7 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
 
 def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop) -> None:
     rows = {
-        split: read_annotations(shop.tool.world.dataset / "annotations" / f"{split}.jsonl")
-        for split in SPLIT_SIZES
+        split: read_annotations(shop.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLIT_SIZES
     }
     gone = [rows["train"][1], rows["train"][2], rows["test_unseen"][0]]
     known = {Path(row.img).stem for of_split in rows.values() for row in of_split}

@@ -42,9 +42,7 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[AnnotationRow
     return beside, rows
 
 
-def test_each_score_says_how_many_rows_were_left_out(
-    copy: tuple[Tool, dict[str, list[AnnotationRow]]],
-) -> None:
+def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[AnnotationRow]]]) -> None:
     tool, rows = copy
     data = ["--data-dir", str(tool.world.data)]
     assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data]) == 0
@@ -52,9 +50,7 @@ def test_each_score_says_how_many_rows_were_left_out(
     assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
 
     preset = tool.preset("vilbert", published=PUBLISHED)
-    assert tool.run_for_exit_code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, (
-        tool.errors
-    )
+    assert tool.run_for_exit_code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, tool.errors
     assert "13 of 14 rows of train" in tool.errors
     assert re.search(r"validation AUROC \d\.\d{4} on 3 of 5 rows of dev_unseen", tool.errors)
     assert "The paper reports dev_seen and test_seen, not dev_unseen" in tool.errors

@@ -28,17 +28,13 @@ class Reads(BaseModel):
 def from_pretrained(tool: Tool, file: Path, mapping: dict[str, str]) -> str:
     """A preset of a Visual BERT that takes what a mapping names from a file, as ``visual_bert_coco`` does."""
     start = {"resume_file": str(file), "resume_pretrained": True, "pretrained_state_mapping": mapping}
-    return tool.preset(
-        "visual_bert", settings=merge_settings(tool.settings("visual_bert"), {"checkpoint": start})
-    )
+    return tool.preset("visual_bert", settings=merge_settings(tool.settings("visual_bert"), {"checkpoint": start}))
 
 
 def test_weights_of_another_model_end_a_training_before_its_first_update(tool: Tool) -> None:
     other = tool.get_trained_run("regions").checkpoints / "best.ckpt"
     assert (
-        tool.run_for_exit_code(
-            "train", from_pretrained(tool, other, {"model.bert": "model.bert"}), "--updates", "1"
-        )
+        tool.run_for_exit_code("train", from_pretrained(tool, other, {"model.bert": "model.bert"}), "--updates", "1")
         == 3
     )
     assert f"{other}: none of its " in tool.errors
@@ -50,17 +46,13 @@ def test_a_part_is_counted_and_what_is_not_in_the_file_is_named(tool: Tool) -> N
     other = tool.get_trained_run("visual_bert")
     file = other.checkpoints / "best.ckpt"
     preset = from_pretrained(tool, file, {"model.bert": "model.bert"})
-    run = tool.train(
-        preset, "--updates", "1", "--seed", "2", "optimizer.params.lr=0.0", "training.lr_scheduler=false"
-    )
+    run = tool.train(preset, "--updates", "1", "--seed", "2", "optimizer.params.lr=0.0", "training.lr_scheduler=false")
     ours, theirs = load_checkpoint(run)["model"], load_checkpoint(other)["model"]
     same = [name for name in ours if ours[name].equal(theirs[name])]
     rest = [name for name in ours if not name.startswith("model.bert.")]
     assert rest and all(name.startswith("model.bert.") for name in same if name not in rest)
     [loaded] = read_events_of_kind(run, "loaded")
-    counted = (
-        f"{file}: {len(ours) - len(rest)} of the model's {len(ours)} tensors; not in the file: {rest[0]}"
-    )
+    counted = f"{file}: {len(ours) - len(rest)} of the model's {len(ours)} tensors; not in the file: {rest[0]}"
     assert (loaded["copied"], loaded["total"], loaded["missing"]) == (len(ours) - len(rest), len(ours), rest)
     assert tool.errors.count(counted) == 1
     assert tool.run_for_exit_code("runs", "show") == 0 and counted in tool.output
@@ -69,10 +61,7 @@ def test_a_part_is_counted_and_what_is_not_in_the_file_is_named(tool: Tool) -> N
 
     resumed = tool.train("--resume", "last", "--updates", "2")
     assert " tensors" not in tool.errors, "a whole file needs no line"
-    assert [each["copied"] == each["total"] for each in read_events_of_kind(resumed, "loaded")] == [
-        False,
-        True,
-    ]
+    assert [each["copied"] == each["total"] for each in read_events_of_kind(resumed, "loaded")] == [False, True]
     assert tool.run_for_exit_code("predict", "--no-report") == 0 and " tensors" not in tool.errors
 
 

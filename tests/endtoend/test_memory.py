@@ -33,9 +33,7 @@ def without_dropout(tool: Tool) -> str:
     return tool.preset("vilbert", settings=settings)
 
 
-def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: Tool, set_faults: SetFaults) -> None:
     """14 rows are a batch of 13, which goes through as 7 and 6, and one of a single row."""
     words = ("train", without_dropout(tool), "--updates", "5", "--seed", "3", "--batch-size", "13")
     whole = tool.run_of(tool(*words, "--name", "whole"))
@@ -43,8 +41,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(
     parts = tool.run_of(tool(*words, "--name", "parts"))
     assert [event["micro_batch"] for event in read_events_of_kind(parts, "train_started")] == [13, 7]
     scores, again = (
-        [event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]]
-        for run in (whole, parts)
+        [event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]] for run in (whole, parts)
     )
     assert scores[0] != pytest.approx(scores[-1], rel=0.1), "the weights have to move for what follows"
     assert_same_weights(parts, whole, rtol=1e-4, atol=1e-5)
@@ -52,18 +49,13 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(
     assert scores[-1] == pytest.approx(again[-1], rel=1e-3)
 
 
-def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool, set_faults: SetFaults) -> None:
     """And in prediction it changes nothing but the rows at once."""
     set_faults({"at": "validation", "do": "cuda_oom", "above": 2})
     run = tool.train(tool.preset("vilbert"), "--updates", "2", "--seed", "1")
     (failed,) = read_events_of_kind(run, "attempt_failed")
     assert failed["next"] == {"eval_batch": 2} and attempt_outcomes(run) == ["cuda_oom", "ok"]
-    assert [(e["update"], e["micro_batch"]) for e in read_events_of_kind(run, "train_started")] == [
-        (0, 4),
-        (1, 4),
-    ]
+    assert [(e["update"], e["micro_batch"]) for e in read_events_of_kind(run, "train_started")] == [(0, 4), (1, 4)]
     assert [event["update"] for event in read_events_of_kind(run, "val") if not event["final"]] == [1, 2]
     assert "metrics on the CPU" in tool.errors
 
@@ -101,9 +93,7 @@ def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, set_faults:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no /dev/shm")
-def test_a_full_dev_shm_is_named_with_what_a_container_needs(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_dev_shm_is_named_with_what_a_container_needs(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     small = private_mounts_command("mount -t tmpfs -o size=16k tmpfs /dev/shm")
     monkeypatch.setattr(attempts, "WORKER_COMMAND", [*small, *FRESH_WORKER])
     words = ("train", tool.preset("vilbert"), "--updates", "1", "--no-retry", "training.num_workers=1")
@@ -128,9 +118,7 @@ def test_a_worker_without_memory_to_start_ends_for_want_of_it(
     assert attempt_outcomes(tool.run_of(run)) == ["host_oom"], "as the page of the run has it"
 
 
-def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, set_faults: SetFaults) -> None:
     def micro_batches(*words: str) -> list[int]:
         run = tool.train(tool.preset("vilbert"), "--updates", "1", *words)
         return [event["micro_batch"] for event in read_events_of_kind(run, "train_started")]
@@ -161,17 +149,13 @@ def test_mmfs_own_accumulation_is_right_at_an_epochs_end_in_parts_and_in_a_run_t
     parts = tool.train("--resume", "parts")
     began = [(e["update"], e["micro_batch"]) for e in read_events_of_kind(parts, "train_started")]
     assert began == [(0, 3), (0, 2), (3, 2)]
-    assert len(logged_losses(whole)) == 4 and logged_losses(parts) == pytest.approx(
-        logged_losses(whole), rel=1e-4
-    )
+    assert len(logged_losses(whole)) == 4 and logged_losses(parts) == pytest.approx(logged_losses(whole), rel=1e-4)
     assert_same_weights(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("fitting", [13, 6])
-def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(
-    tool: Tool, set_faults: SetFaults, fitting: int
-) -> None:
+def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, set_faults: SetFaults, fitting: int) -> None:
     """The machine has no GPU: what measures one is replaced, everything else is real."""
     set_faults({"at": "meter", "above": fitting})
     words = ("--updates", "5", "--batch-size", "auto", "--no-retry", "training.batch_size=12")

@@ -42,12 +42,8 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert probabilities(fast) == pytest.approx(probabilities(predicted), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", mark_wide(sorted(tiny_mmf.recipes()), except_for=("cnn_lstm", "mmbt", "vilbert"))
-)
-def test_trains_resumes_and_predicts_also_in_half_precision(
-    tool: Tool, set_faults: SetFaults, name: str
-) -> None:
+@pytest.mark.parametrize("name", mark_wide(sorted(tiny_mmf.recipes()), except_for=("cnn_lstm", "mmbt", "vilbert")))
+def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, set_faults: SetFaults, name: str) -> None:
     """Texts of some words are padded to 32 tokens, or with --fast to 8."""
     settings = tool.settings(name)
     processors = settings.get("dataset_config", {}).get("hateful_memes", {}).get("processors", {})

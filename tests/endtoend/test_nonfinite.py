@@ -111,10 +111,7 @@ def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
     ("where", "said"),
     [
         ("forward", r"the loss of update \d+ is not a number: first in blocks.0 "),
-        (
-            "backward",
-            r"the gradient norm of update \d+ is not finite: first in the backward pass of blocks.0 ",
-        ),
+        ("backward", r"the gradient norm of update \d+ is not finite: first in the backward pass of blocks.0 "),
     ],
 )
 def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
@@ -149,9 +146,7 @@ def test_a_gradient_that_is_made_between_modules_is_that_of_the_one_that_calls_t
 def test_without_clipping_the_next_loss_names_the_parameters(tool: Tool) -> None:
     words = planted(tool, "between", clip_gradients=False, checkpoint_interval=9, evaluation_interval=9)
     _, event = place(tool, *words, "--updates", "2")
-    assert (
-        "loss of update 2" in event["text"] and "parameters are not finite: image.2.weight" in event["text"]
-    )
+    assert "loss of update 2" in event["text"] and "parameters are not finite: image.2.weight" in event["text"]
     assert event["module"] == "image.2" and event["inputs_finite"]
     assert event["bad_parameters"][0] == "image.2.weight" and "classify.weight" not in event["bad_parameters"]
 
@@ -171,9 +166,7 @@ def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, set_fa
     assert event["text"].startswith("the loss of update 1 is not a number; a second pass over its rows")
 
 
-def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF)
     settings = tool.settings("vilbert")
     settings["training"] |= {**CLIPPED, "seed": 3}

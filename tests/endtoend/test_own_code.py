@@ -42,9 +42,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     monkeypatch.chdir(guide)
     assert tool.run_for_exit_code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
-    assert (
-        tool.run_for_exit_code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
-    )
+    assert tool.run_for_exit_code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
     assert not user_code.trusted_folders_path().exists()  # it would be trusted from then on
     run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
@@ -100,9 +98,7 @@ def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, marker = tmp_path / "with code", tmp_path / "ran"
     shutil.copytree(tool.world.bert, folder)
-    code = (
-        f"from pathlib import Path\nfrom transformers import BertTokenizer\nPath({str(marker)!r}).touch()\n"
-    )
+    code = f"from pathlib import Path\nfrom transformers import BertTokenizer\nPath({str(marker)!r}).touch()\n"
     (folder / "own.py").write_text(f"{code}class Own(BertTokenizer): pass\n", encoding="utf-8")
     told = json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}})
     (folder / "tokenizer_config.json").write_text(told, encoding="utf-8")

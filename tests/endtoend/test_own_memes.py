@@ -79,11 +79,7 @@ def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no
 def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     tool.get_trained_run("bert")
     rows = [
-        {
-            "img": tool.world.dataset.joinpath("images", row.img).as_posix(),
-            "text": row.text,
-            "label": row.label,
-        }
+        {"img": tool.world.dataset.joinpath("images", row.img).as_posix(), "text": row.text, "label": row.label}
         for row in read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
     ]
     table = tool.folder / "dev_seen.jsonl"  # called as a split, which it is not
@@ -108,9 +104,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
 
 
 @pytest.mark.wide
-def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [tool.get_trained_run("bert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     table = table_of_the_split(tool, tool.folder / "mine")
     monkeypatch.chdir(tool.folder)
@@ -176,10 +170,7 @@ def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> 
     tiny_mmf.build_features(tmp_path / "own.lmdb", ["cat_7", "7"])
     table = tmp_path / "own.csv"
     table.write_text("img,text\ncat_7.png,hello\n", encoding="utf-8")
-    assert (
-        tool.run_for_exit_code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb"))
-        == 3
-    )
+    assert tool.run_for_exit_code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb")) == 3
     assert "cat_7.png" in tool.errors and "rename" in tool.errors
 
 

@@ -34,8 +34,7 @@ WORDS = ("--seed", "3", "training.log_interval=1")
 
 
 @pytest.mark.parametrize(
-    ("name", "half"),
-    mark_wide(product(["mmbt", "vilbert"], ["bf16", "fp16"]), except_for=[("vilbert", "fp16")]),
+    ("name", "half"), mark_wide(product(["mmbt", "vilbert"], ["bf16", "fp16"]), except_for=[("vilbert", "fp16")])
 )
 def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
     tool: Tool, set_faults: SetFaults, name: str, half: str
@@ -64,9 +63,9 @@ def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
         scaler = load_checkpoint(whole)["mmfw"]["scaler"]
         assert load_checkpoint(parts)["mmfw"]["scaler"] == scaler
         assert scaler["scale"] < 2**16, "an update overflowed, and was left out"
-    assert {
-        value.dtype for value in load_checkpoint(parts)["model"].values() if value.is_floating_point()
-    } == {torch.float32}
+    assert {value.dtype for value in load_checkpoint(parts)["model"].values() if value.is_floating_point()} == {
+        torch.float32
+    }
 
 
 def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_asked_for(
@@ -149,9 +148,7 @@ def test_an_update_that_overflows_does_not_count_in_the_search_for_a_micro_batch
 
 
 @pytest.mark.wide
-def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, set_faults: SetFaults) -> None:
     preset = tool.preset("mmbt")
     words = ("--updates", "4", *WORDS)
     plain = tool.train(preset, "--name", "plain", *words)
@@ -177,9 +174,7 @@ def test_without_dropout_a_fast_run_has_the_losses_of_a_plain_one(tool: Tool) ->
 
 
 @pytest.mark.wide
-def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF)
     tool("train", tool.preset("vilbert"), "--updates", "1", *WORDS, "--precision", "fp16")
     set_faults(HALF, {"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
@@ -188,9 +183,5 @@ def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
     words = [*shlex.split(hint), "--precision", "fp32"]
     run = tool.run_of(tool(*words))
     assert "resuming in fp32" in tool.errors
-    assert [event["precision"] for event in read_events_of_kind(run, "train_started")] == [
-        "fp16",
-        "fp16",
-        "fp32",
-    ]
+    assert [event["precision"] for event in read_events_of_kind(run, "train_started")] == ["fp16", "fp16", "fp32"]
     assert tool("runs")[0]["updates"] == 3

@@ -86,9 +86,7 @@ def test_a_prediction_that_lost_a_row_is_an_error_and_recorded_as_one(
     assert attempt_outcomes(run) == ["ok", "data"]
 
 
-def test_annotations_that_change_meanwhile_get_no_score(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path
-) -> None:
+def test_annotations_that_change_meanwhile_get_no_score(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
     run, own, here = tool.get_trained_run("vilbert"), tool.with_world_copy("changing"), tmp_path / "here"
     changed = own.world.dataset / "annotations" / "test_unseen.jsonl"
     words = ("predict", run.id, "--split", "test_seen", "--split", changed.stem, "--no-report")
@@ -117,11 +115,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
-        told = {
-            "csv": result["csv"],
-            "report": result["report"],
-            "created": format_utc_time(record["created"]),
-        }
+        told = {"csv": result["csv"], "report": result["report"], "created": format_utc_time(record["created"])}
         assert record | told == result
         assert Path(result["report"]) == Path(result["csv"]).with_suffix(".html")
         assert {"mmfw", "mmf", "torch", "python"} <= set(result["versions"])
@@ -135,9 +129,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert probabilities(blended) == blend("mean", [probabilities(first), probabilities(second)])
     val = [read_predictions(next(run.reports.glob("*_dev_unseen_*.csv"))) for run in runs]
     labels = [int(row.label or 0) for row in read_annotations(annotations / "dev_unseen.jsonl")]
-    threshold = best_accuracy_threshold(
-        labels, blend("mean", [[row.proba for row in member] for member in val])
-    )
+    threshold = best_accuracy_threshold(labels, blend("mean", [[row.proba for row in member] for member in val]))
     assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
@@ -174,9 +166,7 @@ def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     run = tool.train(tool.preset("vilbert"), "--updates", "2", "--seed", "1")
     trained = {file: sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
     results = predict(
-        tool,
-        *("--split", "test_unseen", "--split", "dev_unseen"),
-        *("--checkpoint", "last", "--checkpoint", "best"),
+        tool, *("--split", "test_unseen", "--split", "dev_unseen"), *("--checkpoint", "last", "--checkpoint", "best")
     )
     found = {file: sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
     assert found == trained, "also the log, to which a training may be writing"
@@ -242,9 +232,7 @@ def test_a_checkpoint_of_a_run_that_may_only_be_read_predicts(tool: Tool) -> Non
     run, other = (tool.get_trained_run("vilbert", seed=seed, run=name) for seed, name in ((1, "a"), (2, "b")))
     places = ("--data-dir", tool.world.data, "--save-dir", tool.save_dir)
     other.path.chmod(0o555)
-    done = run_unprivileged(
-        "predict", run.id, "--checkpoint", other.checkpoints / "best.ckpt", "--no-report", *places
-    )
+    done = run_unprivileged("predict", run.id, "--checkpoint", other.checkpoints / "best.ckpt", "--no-report", *places)
     other.path.chmod(0o755)
     assert done.returncode == 0, done.stderr
     assert not other.usage_lock_file.exists()

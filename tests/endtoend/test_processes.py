@@ -38,9 +38,7 @@ from tests.worlds.liveness import liveness_monitor
 from tests.worlds.process_tree import signal_process_tree
 from tests.worlds.tools import is_wine, mark_wide, split_command
 
-pytestmark = pytest.mark.skipif(
-    is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows"
-)
+pytestmark = pytest.mark.skipif(is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows")
 
 TWO = ("--nproc", "2")
 # The last digits of two sums that differ in their order grow with the rate.
@@ -64,9 +62,7 @@ def figures(run: Run, name: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "batch", "count"),
-    mark_wide(
-        [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)], except_for=[("visual_bert", 4, 2)]
-    ),
+    mark_wide([("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)], except_for=[("visual_bert", 4, 2)]),
 )
 def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
@@ -82,9 +78,7 @@ def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, 
     for update, metrics in validated(one).items():
         assert validated(several)[update] == pytest.approx(metrics, abs=1e-6), update
     assert_same_weights(several, one, atol=1e-5)
-    predicted = [
-        tool("predict", str(run.path), "--split", "test_seen", "--no-report") for run in (one, several)
-    ]
+    predicted = [tool("predict", str(run.path), "--split", "test_seen", "--no-report") for run in (one, several)]
     assert probabilities(predicted[1]) == pytest.approx(probabilities(predicted[0]), abs=1e-5)
 
 
@@ -99,9 +93,7 @@ def test_several_processes_stop_early_together(tool: Tool) -> None:
 
 
 @pytest.mark.wide
-def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Tool, set_faults: SetFaults) -> None:
     """Dropout included; the second stop is in the validation of update 4, which is repeated."""
     words = (*TWO, "--updates", "7", *WORDS)
     whole = tool.train(tool.preset("vilbert"), "--name", "whole", *words)
@@ -139,9 +131,7 @@ def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, set_faults: S
     assert_same_weights(parts, whole, atol=1e-5)
 
 
-def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(tool: Tool, set_faults: SetFaults) -> None:
     words = (*TWO, "--updates", "6", *WORDS)
     with liveness_monitor() as both:
         set_faults(
@@ -212,9 +202,7 @@ def test_ctrl_c_while_processes_start_ends_them_at_once(tool: Tool) -> None:
 
 
 @pytest.mark.wide
-def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: Tool, set_faults: SetFaults) -> None:
     with liveness_monitor() as both:
         set_faults({"at": "stepped", "do": "connect", "port": both.port, "update": 1})
         with user(tool, *endless(tool), *TWO) as somebody:
@@ -235,9 +223,7 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(
 
 @pytest.mark.wide
 @pytest.mark.parametrize("send", [os.kill, signal_process_tree])
-def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(
-    tool: Tool, send: Callable[[int, int], None]
-) -> None:
+def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(tool: Tool, send: Callable[[int, int], None]) -> None:
     with user(tool, *endless(tool, workers=1), *TWO) as somebody:
         run = somebody.sees("train")
         send(somebody.process.pid, signal.SIGINT if send is os.kill else signal.SIGTERM)
@@ -261,17 +247,12 @@ def test_two_machines_train_as_one_does(tool: Tool) -> None:
     assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
     assert_same_weights(two, one, atol=1e-5)
     again = ("--updates", "7", *machines)
-    with user(
-        tool, "train", "--resume", str(two.checkpoints / "current.ckpt"), *again, "--node-rank", "1"
-    ) as somebody:
+    with user(tool, "train", "--resume", str(two.checkpoints / "current.ckpt"), *again, "--node-rank", "1") as somebody:
         tool.train("--resume", two.id, *again, "--node-rank", "0")
         assert somebody.gets_the_prompt_back() == 0, somebody.read
     tool.train("--resume", one.id, "--updates", "7")
     assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
-    final = [
-        [event["metrics"] for event in read_events_of_kind(run, "val") if event["final"]]
-        for run in (one, two)
-    ]
+    final = [[event["metrics"] for event in read_events_of_kind(run, "val") if event["final"]] for run in (one, two)]
     assert len(final[0]) == 2 and final[1] == [pytest.approx(metrics, abs=1e-6) for metrics in final[0]]
 
 

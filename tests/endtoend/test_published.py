@@ -106,10 +106,7 @@ def test_published_weights_are_scored_on_the_papers_splits_without_training(shop
     expected = shop.probas("trained", "--split", "dev_seen", "--split", "test_seen", "--split", "dev_unseen")
     shop.server.faults = [drop_connection_after(10_000), drop_connection_after(5_000)]
     results = predict(shop.tool, "--published", shop.preset)
-    assert [asked.headers["Range"] for asked in shop.server.content_requests[1:]] == [
-        "bytes=10000-",
-        "bytes=15000-",
-    ]
+    assert [asked.headers["Range"] for asked in shop.server.content_requests[1:]] == ["bytes=10000-", "bytes=15000-"]
     assert [result["split"] for result in results] == ["dev_seen", "test_seen"]
     assert [probabilities(result) for result in results] == expected[:2]
 

@@ -46,9 +46,7 @@ def test_a_model_gives_the_recorded_numbers(tool: Tool, mmf_version: str, name: 
     compare(f"{name}-{mmf_version}", train_and_predict(tool, tool.preset(name)))
 
 
-def test_a_model_that_begins_with_other_weights_gives_the_recorded_numbers(
-    tool: Tool, mmf_version: str
-) -> None:
+def test_a_model_that_begins_with_other_weights_gives_the_recorded_numbers(tool: Tool, mmf_version: str) -> None:
     """As the preset visual_bert_coco does, with a checkpoint of this test in place of the zoo's."""
     weights = tool.train(tool.preset("visual_bert"), "--updates", "1", "--seed", "2", "--name", "source")
     preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
@@ -63,26 +61,19 @@ def train_and_predict(tool: Tool, preset: str, *words: str) -> dict[str, Any]:
     rates = ("optimizer.params.lr=0.000005", "scheduler.params.num_warmup_steps=2")
     chosen = ("training.log_interval=1", "training.evaluation_interval=2", *rates)
     run = tool.train(preset, "--updates", "4", "--seed", "1", *chosen, *words)
-    predicted = tool(
-        "predict", str(run.path), "--split", "test_unseen", "--checkpoint", "last", "--no-report"
-    )
+    predicted = tool("predict", str(run.path), "--split", "test_unseen", "--checkpoint", "last", "--no-report")
     with Path(predicted["csv"]).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     [started] = read_events_of_kind(run, "train_started")
     return {
         "train": [
-            {key: e[key] for key in ("update", "epoch", "loss", "lr")}
-            for e in read_events_of_kind(run, "train")
+            {key: e[key] for key in ("update", "epoch", "loss", "lr")} for e in read_events_of_kind(run, "train")
         ],
         "val": [
-            {key: e[key] for key in ("update", "final", "metrics", "data")}
-            for e in read_events_of_kind(run, "val")
+            {key: e[key] for key in ("update", "final", "metrics", "data")} for e in read_events_of_kind(run, "val")
         ],
         "started": {key: started[key] for key in ("seed", "batch", "micro_batch", "parameters", "precision")},
-        "loaded": [
-            {key: e[key] for key in ("copied", "total", "missing")}
-            for e in read_events_of_kind(run, "loaded")
-        ],
+        "loaded": [{key: e[key] for key in ("copied", "total", "missing")} for e in read_events_of_kind(run, "loaded")],
         "checkpoints": [[e["update"], e["best"]] for e in read_events_of_kind(run, "checkpoint")],
         "fields": fields(run),
         "sha256": dict(hashes(load_checkpoint(run))),

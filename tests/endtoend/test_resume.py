@@ -37,9 +37,7 @@ def trained(run: Run) -> dict[int, Event]:
 
 
 def validated(run: Run) -> dict[int, dict[str, float]]:
-    return {
-        event["update"]: event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]
-    }
+    return {event["update"]: event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]}
 
 
 def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
@@ -73,9 +71,7 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     places = MmfPaths.resolve(tool.world.data, tool.save_dir)
-    run.save_request(
-        presets.build_request(preset, splits, places).merged_with(CommandOptions(updates=100).settings)
-    )
+    run.save_request(presets.build_request(preset, splits, places).merged_with(CommandOptions(updates=100).settings))
     saved = write_checkpoint(run.checkpoints / "current.ckpt", 80)
     AttemptOutcome("ok").save(run.outcome_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)

@@ -49,9 +49,7 @@ def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
     again = Run.create(tmp_path / "alone", "run")
     again.checkpoints.mkdir()
     asked = replace(
-        first,
-        attempt_dir=str(again.create_attempt().path),
-        settings={**first.settings, "training": training},
+        first, attempt_dir=str(again.create_attempt().path), settings={**first.settings, "training": training}
     )
     asked.save()
     places = MmfPaths.resolve(tool.world.data, tool.save_dir)
@@ -78,9 +76,7 @@ def test_losses_are_bit_by_bit_those_of_mmf_alone(
     kept = [path for path in (tmp_path / "cache" / "mmfw-images").rglob("*") if path.is_file()]
     assert len(kept) == (19 if name == "mmbt" else 0), "of train and dev_unseen"
     assert len(logged_losses(run)) == UPDATES
-    assert (
-        logged_losses(run) == theirs[:UPDATES]
-    )  # 1.0.0rc10 alone makes one update more than it was asked for
+    assert logged_losses(run) == theirs[:UPDATES]  # 1.0.0rc10 alone makes one update more than it was asked for
 
 
 def test_predictions_are_the_same_with_and_without_the_cache(

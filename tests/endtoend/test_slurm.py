@@ -47,11 +47,7 @@ def test_a_job_of_a_stub_that_gets_a_signal_is_saved_and_requeued_and_resumes(
     with cluster.start_job(*words, restarts=1) as job:
         assert job.wait() == 0
     assert [run] == list_runs(tool.save_dir) and run.path.parent.name == "vilbert-1"
-    assert (run_state(run), RunRecord.read(run).summary.updates, start_updates(run)) == (
-        "done",
-        _UPDATES,
-        [0, 3],
-    )
+    assert (run_state(run), RunRecord.read(run).summary.updates, start_updates(run)) == ("done", _UPDATES, [0, 3])
     assert cluster.scontrol_calls() == ["requeue 7"], "only once"
 
 

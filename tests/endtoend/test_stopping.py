@@ -102,9 +102,7 @@ def goes_on(tool: Tool, run: Run) -> None:
 
 
 @requires_console_events
-@pytest.mark.parametrize(
-    ("number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)])
-)
+@pytest.mark.parametrize(("number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)]))
 def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
@@ -177,9 +175,7 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
 
 
 @requires_console_events
-def test_a_prediction_leaves_at_once_and_without_a_result(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path
-) -> None:
+def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
     run = tool.get_trained_run("vilbert")
     here = tmp_path / "here"
     set_faults({"at": "validation", "do": "hang", "once": str(here)})
@@ -284,18 +280,14 @@ def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
 
 
 @pytest.mark.wide
-def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(
-    tool: Tool, set_faults: SetFaults
-) -> None:
+def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "forward", "do": "linger", "update": 1})
     result = tool("train", tool.preset("vilbert"), "--updates", "1")
     assert result["state"] == "done"
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no signals for all processes of a job")
-@pytest.mark.parametrize(
-    ("name", "workers"), mark_wide([("SIGTERM", 2), ("SIGUSR1", 2)], except_for=[("SIGTERM", 2)])
-)
+@pytest.mark.parametrize(("name", "workers"), mark_wide([("SIGTERM", 2), ("SIGUSR1", 2)], except_for=[("SIGTERM", 2)]))
 def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
@@ -324,9 +316,7 @@ def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_traini
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no such signals")
-@pytest.mark.parametrize(
-    "name", mark_wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], except_for=["SIGHUP"])
-)
+@pytest.mark.parametrize("name", mark_wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], except_for=["SIGHUP"]))
 def test_a_signal_that_comes_twice_is_one_request(tool: Tool, name: str) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("train")

@@ -114,11 +114,7 @@ def test_a_signal_to_every_process_of_a_sweep_saves_the_running_task(tool: Tool,
     preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
     overrides = ("training.num_workers=2", "training.log_interval=1")
     with _sweep(tool, preset, "--seeds", "1-2", "--slots", "1", "--updates", "100000", *overrides) as process:
-        while (
-            not [run for run in _runs(output) if read_events_of_kind(run, "train")]
-            if output.exists()
-            else True
-        ):
+        while not [run for run in _runs(output) if read_events_of_kind(run, "train")] if output.exists() else True:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         signal_process_tree(process.pid, getattr(signal, name))

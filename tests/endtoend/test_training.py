@@ -125,9 +125,7 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
 
 
 @pytest.mark.wide
-def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that_mmf_refuses(
-    tool: Tool,
-) -> None:
+def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that_mmf_refuses(tool: Tool) -> None:
     """1.0.0rc10 drops such a word where the list holds texts."""
     from omegaconf import OmegaConf
 
@@ -140,9 +138,7 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
     [started] = read_events_of_kind(run, "train_started")
     assert started["max_updates"] == 1, "dev_seen is one batch of four"
-    assert (
-        tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
-    )
+    assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
@@ -223,20 +219,14 @@ def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
     sweep = tool.folder / "sweep.yaml"
     sweep.write_text("template: {t: 'mmfw train {p}'}\n---\np: any\n", encoding="utf-8")
     preset = tool.preset("vilbert")
-    for words in (
-        ("train", preset),
-        ("train", preset, "--dry-run"),
-        ("sweep", "run", str(sweep), "-r", "cpu"),
-    ):
+    for words in (("train", preset), ("train", preset, "--dry-run"), ("sweep", "run", str(sweep), "-r", "cpu")):
         assert tool.run_for_exit_code(*words) == 3
         assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
     assert not tool.save_dir.exists()
 
 
 @pytest.mark.wide
-def test_variables_of_python_that_break_the_worker_are_ignored(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_python_that_break_the_worker_are_ignored(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     harmful = {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONTRACEMALLOC": "5"}
     for name, value in harmful.items():
         monkeypatch.setenv(name, value)

@@ -21,21 +21,15 @@ def _on_windows(path: Path) -> str:
     return str(PureWindowsPath("Z:", path))
 
 
-needs_windows_python = pytest.mark.skipif(
-    _WINDOWS_PYTHON is None, reason="MMFW_WINDOWS_PYTHON names no Windows Python"
-)
+needs_windows_python = pytest.mark.skipif(_WINDOWS_PYTHON is None, reason="MMFW_WINDOWS_PYTHON names no Windows Python")
 
 
 def _predict_on_windows(tool: Tool, *words: str) -> None:
     """Predict the newest run with the Windows Python."""
     places = ["--data-dir", _on_windows(tool.world.data), "--save-dir", _on_windows(tool.save_dir)]
     command = [str(_WINDOWS_PYTHON), "-m", "mmf_win", "predict", *places, *words]
-    caches = {
-        name: _on_windows(Path(os.environ[name])) for name in ("MMF_CACHE_DIR", "HF_HOME", "MMF_USER_DIR")
-    }
-    done = subprocess.run(
-        command, env=os.environ | caches, capture_output=True, encoding="utf-8", errors="replace"
-    )
+    caches = {name: _on_windows(Path(os.environ[name])) for name in ("MMF_CACHE_DIR", "HF_HOME", "MMF_USER_DIR")}
+    done = subprocess.run(command, env=os.environ | caches, capture_output=True, encoding="utf-8", errors="replace")
     assert done.returncode == 0, done.stdout
 
 

@@ -152,9 +152,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     run = Run(next(demo.places.save_dir.glob(f"demo/{Path(result['run']).name}")))
     endless = ("--updates", "100000", "training.log_interval=1")
     stop = folder / "stop"
-    with demo.at_work(
-        "train", "--resume", run.id, *endless, environ={"MMFW_STOP_FILE": str(stop)}
-    ) as training:
+    with demo.at_work("train", "--resume", run.id, *endless, environ={"MMFW_STOP_FILE": str(stop)}) as training:
         wait_for_updates(run, training, UPDATES + 2)
         stop.touch()
         assert training.wait() == 130

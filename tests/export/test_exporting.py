@@ -47,13 +47,7 @@ class StubModels:
         return [self._proba(row) for row in self.rows], []
 
     def run_model(
-        self,
-        folder: Path,
-        rows: Sequence[AnnotationRow],
-        _images: Path,
-        *,
-        batch_size: int,
-        features: Path | None,
+        self, folder: Path, rows: Sequence[AnnotationRow], _images: Path, *, batch_size: int, features: Path | None
     ) -> tuple[list[float], dict[str, float]]:
         """Predict rows as the exported model does."""
         assert features is None
@@ -126,9 +120,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 ) -> None:
     row = export.models.rows[3]
     export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
-    with pytest.raises(
-        CheckFailedError, match=f"row {row.display_id} of {SPLIT}: in batches of {batch}"
-    ) as raised:
+    with pytest.raises(CheckFailedError, match=f"row {row.display_id} of {SPLIT}: in batches of {batch}") as raised:
         export()
     assert "0.01" in str(raised.value) and export.is_gone()
     tolerance = float((raised.value.hint or "").partition("--tolerance ")[2].split()[0].rstrip("`"))

@@ -88,9 +88,7 @@ def test_module_names_of_numpy_1_are_read(user_dir: Path) -> None:
 
 def test_output_of_the_frcnn_script_is_read(user_dir: Path) -> None:
     """The script always records 100 boxes and stores one probability per region."""
-    feature_files.write_pair(
-        user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32)
-    )
+    feature_files.write_pair(user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32))
     info_of_100 = {name: feature_files.make_info(100)[name] for name in ("bbox", "objects", "cls_prob")}
     feature_files.write_pair(user_dir, "00002", regions=150, num_boxes=100, **info_of_100)
     assert read(user_dir)["num_boxes"] == 100
@@ -114,9 +112,7 @@ def test_grid_of_the_resnet_script_is_read(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00001.npy", "00001_info.npy"])
-def test_pickle_with_code_is_rejected_and_named(
-    name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickle_with_code_is_rejected_and_named(name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user_dir)
     feature_files.write_pair(user_dir, "00001")
     runs_code = Made(os.mkdir, ("pwned",))
@@ -178,23 +174,11 @@ def test_tensors_are_rejected_with_a_hint(user_dir: Path) -> None:
         *(partial(save_pickled, value=value) for value in ([1], None, "x", np.float32(1))),
     ],
     ids=[
-        *(
-            "half",
-            "empty",
-            "in the header",
-            "another format",
-            "a row",
-            "integers",
-            "text",
-            "NaN",
-            "an object",
-        ),
+        *("half", "empty", "in the header", "another format", "a row", "integers", "text", "NaN", "an object"),
         *("counts", "a pickled list", "a pickled None", "a pickled text", "a pickled number"),
     ],
 )
-def test_damaged_or_unsuitable_file_is_named(
-    name: str, damage: Callable[[Path], object], user_dir: Path
-) -> None:
+def test_damaged_or_unsuitable_file_is_named(name: str, damage: Callable[[Path], object], user_dir: Path) -> None:
     feature_files.write_pair(user_dir, "00001")
     damage(user_dir / name)
     with pytest.raises(DatasetError) as raised:

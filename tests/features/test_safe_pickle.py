@@ -21,9 +21,7 @@ _OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
 _PART = (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)
 _NO_OBJECTS = (3, "|", None, None, None, -1, -1, 0)
 _OTHERWISE = {
-    **dict.fromkeys(
-        ("a large bytearray", "large bytes", "many digits", "many marks", "many parts"), "damaged"
-    ),
+    **dict.fromkeys(("a large bytearray", "large bytes", "many digits", "many marks", "many parts"), "damaged"),
     **dict.fromkeys(("a large frame", "a large memo"), "read"),  # they only declare a size that is not used
 }
 
@@ -76,8 +74,7 @@ _OF_OBJECTS = Made(np.dtype, ("O",))
 
 
 @pytest.mark.parametrize(
-    ("name", "state"),
-    [("f8", _OBJECTS), ("S8", _OBJECTS), ("V8", _OBJECTS), ("V8", _PART), ("O", _NO_OBJECTS)],
+    ("name", "state"), [("f8", _OBJECTS), ("S8", _OBJECTS), ("V8", _OBJECTS), ("V8", _PART), ("O", _NO_OBJECTS)]
 )
 def test_dtype_that_would_dereference_numbers_is_rejected(name: str, state: tuple[Any, ...]) -> None:
     with pytest.raises(UnsafePickleError, match="the dtype"):
@@ -114,9 +111,7 @@ def reader() -> Iterator[pickles.PickleReader]:
 
 
 @pytest.mark.parametrize("name", pickles.HOSTILE_PICKLES)
-def test_pickle_that_would_crash_or_exhaust_memory_is_rejected(
-    reader: pickles.PickleReader, name: str
-) -> None:
+def test_pickle_that_would_crash_or_exhaust_memory_is_rejected(reader: pickles.PickleReader, name: str) -> None:
     assert reader.read(name) == _OTHERWISE.get(name, "refused")
 
 
@@ -142,9 +137,7 @@ def test_pickles_of_numpy_from_2020_are_read() -> None:
     """Pickles of dtypes had integers instead of booleans."""
     record = pickle.dumps({"features": np.ones((2, 3), "f4")}, 3).replace(b"numpy._core", b"numpy.core")
     assert record.count(b"\x89\x88\x87") == 1
-    assert (
-        load_pickle(record.replace(b"\x89\x88\x87", b"K\x00K\x01\x87"))["features"].tolist() == [[1] * 3] * 2
-    )
+    assert load_pickle(record.replace(b"\x89\x88\x87", b"K\x00K\x01\x87"))["features"].tolist() == [[1] * 3] * 2
 
 
 @pytest.mark.parametrize("protocol", [3, 4])

@@ -20,14 +20,10 @@ from tests.worlds.memes import image, jsonl, write_tree
 
 def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
     """Return memes, every other one hateful, with unique images and texts apart from ``changes``."""
-    return [
-        {"id": id_, "img": f"img/{id_}.png", "label": id_ % 2, "text": f"text {id_}"} | changes for id_ in ids
-    ]
+    return [{"id": id_, "img": f"img/{id_}.png", "label": id_ % 2, "text": f"text {id_}"} | changes for id_ in ids]
 
 
-def find_results(
-    places: MmfPaths, source: Path, **splits: list[dict[str, object]]
-) -> dict[str, list[CheckResult]]:
+def find_results(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
     """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
     files = {f"{split}.jsonl": jsonl(result) for split, result in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
@@ -73,8 +69,7 @@ def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_pat
     config["annotations"] = {"train": str(path), "val": str(path)}
     kept = [row for row in read_annotations(path) if row.label == 1]
     checks = {
-        each.check
-        for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, kept)}))
+        each.check for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, kept)}))
     }
     assert "validation" in checks, "of what --allow-missing leaves"
 
@@ -92,10 +87,7 @@ def test_text_or_image_may_repeat_across_splits_but_a_meme_only_if_published_so(
     )
     (result,) = results["splits"]
     assert result.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
-    both = {
-        "train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"],
-        "val": "annotations/dev_unseen.jsonl",
-    }
+    both = {"train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"], "val": "annotations/dev_unseen.jsonl"}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
     leaks = [each.text for each in check_annotations(mmf_paths.dataset, config) if each.check == "splits"]
     assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
@@ -130,9 +122,7 @@ def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) 
     ]
 
 
-def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(
-    mmf_paths: MmfPaths, tmp_path: Path
-) -> None:
+def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(mmf_paths: MmfPaths, tmp_path: Path) -> None:
     copied = rows(20, text="text 1")  # another name, the same image and text
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
     (warning,) = find_results(mmf_paths, tmp_path / "memes", **splits)["splits"]

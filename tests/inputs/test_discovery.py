@@ -35,14 +35,8 @@ NEEDS = {
 }
 # As MMF publishes them; the features are others in each version.
 FEATURES = {
-    "1.0.0rc10": (
-        "features.tar.gz",
-        "1eb8e5379fcf8f91fda92aa8f5926a536f3788bf07fe0f72ea7efc2d8427f12d",
-    ),
-    "1.0.0rc12": (
-        "features_2020_10_01.tar.gz",
-        "ed23243d17485f1c960c073d81420187ab62cbaec2bfa6bc3954ae0252216b73",
-    ),
+    "1.0.0rc10": ("features.tar.gz", "1eb8e5379fcf8f91fda92aa8f5926a536f3788bf07fe0f72ea7efc2d8427f12d"),
+    "1.0.0rc12": ("features_2020_10_01.tar.gz", "ed23243d17485f1c960c073d81420187ab62cbaec2bfa6bc3954ae0252216b73"),
 }
 ARCHIVES = {
     "vocabulary": "1bd88fa36b5c565234cd0bbc20189c85b51a283337bee574db91521be0364739",

@@ -16,12 +16,7 @@ from mmf_win.dataset.region_features import extract_features
 from mmf_win.doctor.verify_all import repair_parts, verify_parts
 from mmf_win.errors import DamagedFeaturesError, DataError, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.archive_input import RegionFeaturesInput
-from mmf_win.inputs.feature_lmdb import (
-    add_features,
-    find_mismatched_features,
-    read_image_keys,
-    rebuild_features_hint,
-)
+from mmf_win.inputs.feature_lmdb import add_features, find_mismatched_features, read_image_keys, rebuild_features_hint
 from mmf_win.inputs.input_files import Mirror, fetch_inputs
 from mmf_win.integrity.manifest import Manifest, ManifestEntry
 from mmf_win.paths import MmfPaths
@@ -48,9 +43,7 @@ runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name
 
 
 @requires_newest_mmf
-def test_built_lmdb_equals_the_output_of_mmfs_converter(
-    user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures
-) -> None:
+def test_built_lmdb_equals_the_output_of_mmfs_converter(user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures) -> None:
     import numpy as np
 
     folder = feature_files.write_pairs(user_dir / "npy", ["00001", "img_00002", "смех"])
@@ -185,8 +178,7 @@ def test_death_of_the_building_process_is_reported(
 @pytest.mark.parametrize(
     ("when", "exists"),
     mark_wide(
-        product(["building", "built", "moving"], [True, False]),
-        except_for=[("building", False), ("moving", True)],
+        product(["building", "built", "moving"], [True, False]), except_for=[("building", False), ("moving", True)]
     ),
 )
 def test_killed_build_leaves_no_partial_lmdb_and_the_next_build_succeeds(
@@ -225,9 +217,7 @@ def test_folder_with_another_manifest_is_refused(user_dir: Path, mmf_paths: MmfP
     (user_dir / "own" / "a.txt").write_bytes(b"a")
     Manifest(user_dir / "own", {"a.txt": ManifestEntry("0" * 64, 1)}, "archive").save()
     with pytest.raises(UsageError, match=r"a\.txt"):
-        add_features(
-            [feature_files.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", mmf_paths
-        )
+        add_features([feature_files.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", mmf_paths)
 
 
 def test_user_files_do_not_shadow_libraries(
@@ -280,9 +270,7 @@ def test_rows_with_features_are_counted_per_split(
 ) -> None:
     images = {"train": ["img/00001.png", "img/00002.png", "img/x.y.jpg"], "dev": ["img/00003.png"]}
     rows = {s: [{"id": n, "img": i, "text": ""} for n, i in enumerate(names)] for s, names in images.items()}
-    write_tree(
-        {f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, mmf_paths.dataset.annotations
-    )
+    write_tree({f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, mmf_paths.dataset.annotations)
     folder = feature_files.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
     feature_files.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
     assert add_to_lmdb(folder)["splits"] == {

@@ -88,10 +88,7 @@ def test_wrong_local_archive_is_reported_and_not_used(
 def test_mirror_is_tried_before_the_default_source(zoo: Zoo, file: str) -> None:
     with WebServer.serving(features_tar_gz=features_archive()) as mirror:
         fetch(zoo, zoo.features, zoo.fc7, source=mirror.url + file)
-        assert [request.path for request in mirror.content_requests] == [
-            "/features.tar.gz",
-            f"{file}/fc7.tar.gz",
-        ]
+        assert [request.path for request in mirror.content_requests] == ["/features.tar.gz", f"{file}/fc7.tar.gz"]
     assert [request.path for request in zoo.server.content_requests] == ["/fc7.tar.gz"]
 
 
@@ -223,10 +220,7 @@ def test_copy_of_a_model_is_found_from_any_of_its_folders(
 ) -> None:
     write_tree({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
     for name, expected in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
-        assert (
-            make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named))
-            == expected
-        )
+        assert make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named)) == expected
 
 
 def test_copy_that_replaces_a_download_has_no_hash_in_its_name(

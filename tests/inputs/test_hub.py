@@ -108,21 +108,15 @@ def hub(user_dir: Path) -> Iterator[Hub]:
         yield Hub(server, user_dir)
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"), [("bert", sorted(BERT)), ("tokenizer", ["config.json", "vocab.txt"])]
-)
-def test_bert_files_are_downloaded_into_the_cache_of_transformers(
-    hub: Hub, kind: str, names: list[str]
-) -> None:
+@pytest.mark.parametrize(("kind", "names"), [("bert", sorted(BERT)), ("tokenizer", ["config.json", "vocab.txt"])])
+def test_bert_files_are_downloaded_into_the_cache_of_transformers(hub: Hub, kind: str, names: list[str]) -> None:
     done = hub.fetch(kind)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["intact", AGAINST, names]
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == {n: BERT[n] for n in names}
 
 
-def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(
-    hub: Hub,
-) -> None:
+def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(hub: Hub) -> None:
     named = f"owner/tiny@{COMMIT}"
     for path in [path for path in hub.server.files if "/main/" in path]:
         hub.server.files[path] = b"a later version"
@@ -141,9 +135,7 @@ def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(
     shutil.rmtree(hub.folder / "hf")
     del hub.server.files[f"owner/tiny/resolve/{COMMIT}/model.safetensors"]
     done = hub.fetch("clip", named)
-    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, (
-        "no pickle is taken instead"
-    )
+    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, "no pickle is taken instead"
 
 
 @pytest.mark.parametrize("links", [True, False])

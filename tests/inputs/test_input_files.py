@@ -39,18 +39,12 @@ def test_features_of_another_mmf_version_are_fetched_again(zoo: Zoo) -> None:
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
     entry = replace(
-        old.entry,
-        version="2.0",
-        url=f"{zoo.server.url}/{name}",
-        file_name=name,
-        sha256=sha256(zoo.server.files[name]),
+        old.entry, version="2.0", url=f"{zoo.server.url}/{name}", file_name=name, sha256=sha256(zoo.server.files[name])
     )
     new = replace(old, entry=entry)
     for status in (new.quick_check(), new.verify()):
         assert status.state == "damaged"
-        assert status.problems[0].endswith(
-            f"unpacked from features.tar.gz, but the installed MMF needs {name}"
-        )
+        assert status.problems[0].endswith(f"unpacked from features.tar.gz, but the installed MMF needs {name}")
     assert fetch_inputs([new], zoo.mmf_paths, Mirror())[0].state == "intact"
     assert new.files()[0].read_bytes() == b"new" * 999
 
@@ -64,9 +58,7 @@ def test_features_unpacked_by_another_mmf_version_are_not_accepted(zoo: Zoo) -> 
     assert fetch_inputs([need], zoo.mmf_paths, Mirror())[0].state == "intact"
 
 
-def test_deleted_file_with_a_manifest_is_damaged_and_one_without_is_missing(
-    zoo: Zoo,
-) -> None:
+def test_deleted_file_with_a_manifest_is_damaged_and_one_without_is_missing(zoo: Zoo) -> None:
     fetch_inputs([zoo.features], zoo.mmf_paths, Mirror())
     zoo.features.files()[0].unlink()
     statuses = [need.quick_check() for need in (zoo.features, zoo.fc7)]
@@ -77,9 +69,7 @@ def test_deleted_file_with_a_manifest_is_damaged_and_one_without_is_missing(
     assert zoo.features.files()[0].read_bytes() == LMDB_DATA
 
 
-def test_weights_without_an_archive_are_verified_by_their_own_checksums(
-    mmf_paths: MmfPaths, user_dir: Path
-) -> None:
+def test_weights_without_an_archive_are_verified_by_their_own_checksums(mmf_paths: MmfPaths, user_dir: Path) -> None:
     folder = user_dir / "weights"
     folder.mkdir()
     file = folder / "model.ckpt"
@@ -87,10 +77,7 @@ def test_weights_without_an_archive_are_verified_by_their_own_checksums(
     hostile_archives.truncate_file(write_torch_zip(file, {}), 0.7)
     assert need.verify().state == "damaged"
     write_torch_zip(file, {})
-    assert (need.verify().state, need.quick_check().verified_against) == (
-        "recorded",
-        "hashes recorded at first use",
-    )
+    assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "hashes recorded at first use")
 
 
 def test_user_file_may_be_replaced_by_its_owner(
@@ -105,15 +92,10 @@ def test_user_file_may_be_replaced_by_its_owner(
 
 def test_digits_in_a_user_file_name_are_not_a_hash(mmf_paths: MmfPaths, user_dir: Path) -> None:
     (user_dir / "meme-20201001.npy").write_bytes(b"features")
-    assert (
-        InputFiles("region features", user_dir, mmf_paths, ("meme-20201001.npy",)).verify().state
-        == "recorded"
-    )
+    assert InputFiles("region features", user_dir, mmf_paths, ("meme-20201001.npy",)).verify().state == "recorded"
 
 
-def test_changed_content_with_the_same_modification_time_is_damage(
-    mmf_paths: MmfPaths, bert: InputFiles
-) -> None:
+def test_changed_content_with_the_same_modification_time_is_damage(mmf_paths: MmfPaths, bert: InputFiles) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
     assert bert.verify().state == "recorded"
@@ -138,9 +120,7 @@ def test_an_untouched_file_is_not_read_again(
     assert bert.quick_check().verified_at is not None
 
 
-def test_concurrent_readings_of_different_files_are_both_recorded(
-    mmf_paths: MmfPaths, user_dir: Path
-) -> None:
+def test_concurrent_readings_of_different_files_are_both_recorded(mmf_paths: MmfPaths, user_dir: Path) -> None:
     files = write_tree({"a": b"a", "b": b"b"}, user_dir / "files")
     paths, before = (files / "a", files / "b"), load_known_hashes(mmf_paths.cache_dir)
     for path in paths:
@@ -162,9 +142,7 @@ def test_hashes_are_not_written_while_another_process_holds_the_lock(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
-def test_damaged_known_hashes_only_cause_another_reading(
-    mmf_paths: MmfPaths, bert: InputFiles, content: bytes
-) -> None:
+def test_damaged_known_hashes_only_cause_another_reading(mmf_paths: MmfPaths, bert: InputFiles, content: bytes) -> None:
     mmf_paths.cache_dir.mkdir()
     (mmf_paths.cache_dir / "mmfw-checked.json").write_bytes(content)
     assert bert.quick_check().state == "not verified"

@@ -16,15 +16,7 @@ from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile_archives
 from tests.worlds.memes import write_tree
-from tests.worlds.zoo import (
-    FC7_FILES,
-    LMDB_DATA,
-    Zoo,
-    features_archive,
-    fetch,
-    lmdb_data_file,
-    unpack_like_mmf,
-)
+from tests.worlds.zoo import FC7_FILES, LMDB_DATA, Zoo, features_archive, fetch, lmdb_data_file, unpack_like_mmf
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -62,9 +54,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_user_features_are_unpacked_again_if_their_manifest_is_damaged(
-    zoo: Zoo, user_dir: Path, damage: str
-) -> None:
+def test_user_features_are_unpacked_again_if_their_manifest_is_damaged(zoo: Zoo, user_dir: Path, damage: str) -> None:
     """The zoo's archive differs and must not replace them."""
     if damage == "missing":
         pytest.importorskip("lmdb", reason="only lmdb can tell whether they are intact then")
@@ -137,9 +127,7 @@ def test_features_from_a_users_archive_are_repaired_only_from_it(
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     moved = archive.rename(user_dir / "moved.tar.gz")
     archive.write_bytes(features_archive(b"others" * 9999))
-    with pytest.raises(
-        DataError, match=r"unpacked from my features\.tar\.gz, which is not in MMF's zoo"
-    ) as raised:
+    with pytest.raises(DataError, match=r"unpacked from my features\.tar\.gz, which is not in MMF's zoo") as raised:
         fetch(zoo, need)
     assert "--source" in str(raised.value.hint)
     assert f"{archive} is not the archive" in caplog.text

@@ -115,9 +115,7 @@ def test_images_without_features_are_counted_and_named_per_split(dataset: Datase
     with pytest.raises(DatasetError) as raised:
         dataset.check()
     shown = ", ".join(row.img for row in train[:3])
-    assert str(raised.value) == (
-        f"region features are missing: train 4 of 6 ({shown} …), dev 1 of 3 ({dev[1].img})"
-    )
+    assert str(raised.value) == (f"region features are missing: train 4 of 6 ({shown} …), dev 1 of 3 ({dev[1].img})")
     assert "--allow-missing" in str(raised.value.hint)
 
 
@@ -311,17 +309,13 @@ def test_unsafe_record_is_reported_and_not_executed(
     [None, [1, 2], {"a": 1}, {"features": "abc"}, {"features": [[1.0]]}, "a row", "text", "a dictionary"],
     ids=str,
 )
-def test_record_without_features_is_reported(
-    dataset: Dataset, record: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_without_features_is_reported(dataset: Dataset, record: Any, capsys: pytest.CaptureFixture[str]) -> None:
     import numpy as np
 
     arrays = {"a row": np.ones(3), "text": np.ones((3, 4), "U1"), "a dictionary": np.array({"a": 1})}
     dataset.features_without()
     key = min(read_image_keys(dataset.lmdb))
-    dataset.put(
-        key.encode(), pickle.dumps({"features": arrays[record]} if isinstance(record, str) else record)
-    )
+    dataset.put(key.encode(), pickle.dumps({"features": arrays[record]} if isinstance(record, str) else record))
     assert main(["verify", "vilbert", "--data-dir", str(dataset.places.data_dir), "--full"]) == 3
     assert f"{dataset.lmdb}: damaged: record {key}: has no features" in capsys.readouterr().err
 
@@ -360,26 +354,20 @@ def test_converted_dataset_is_verified_against_its_manifest(dataset: Dataset) ->
     dataset.check(regions=False)
     image = dataset.places.dataset.images / dataset.rows("train")[0].img
     hostile_archives.truncate_file(image)
-    with pytest.raises(
-        DataError, match=f"changed since conversion:\nchanged: images/img/{image.name}"
-    ) as raised:
+    with pytest.raises(DataError, match=f"changed since conversion:\nchanged: images/img/{image.name}") as raised:
         dataset.check(regions=False)
     assert "mmfw repair dataset" in str(raised.value.hint)
     dataset.features_without()
     dataset.check()  # images are not read then
     lines = (
-        dataset.places.dataset.annotation_file("train")
-        .read_text(encoding="utf-8")
-        .replace('"label": 0', '"label": 1')
+        dataset.places.dataset.annotation_file("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
     )
     dataset.places.dataset.annotation_file("train").write_text(lines, encoding="utf-8")
     with pytest.raises(DataError, match=r"changed: annotations/train\.jsonl"):
         dataset.check()
 
 
-def test_dataset_without_its_manifest_can_still_be_read(
-    dataset: Dataset, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dataset_without_its_manifest_can_still_be_read(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
     root = dataset.places.dataset.root
     record_hashes(root, ["annotations/train.jsonl"])
     with (root / "SHA256SUMS").open("a", encoding="utf-8") as file:
@@ -391,9 +379,6 @@ def test_dataset_without_its_manifest_can_still_be_read(
 
 
 def test_features_are_found_by_the_names_that_mmf_tries() -> None:
-    rows = [
-        AnnotationRow(i, f"img/{name}.png", "", None, i)
-        for i, name in enumerate(("01235", "7", "meme_042", "x"))
-    ]
+    rows = [AnnotationRow(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
     assert rows_without_features(rows, {"1235", "7", "42", "x"}) == []
     assert rows_without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]

@@ -36,10 +36,7 @@ def folder(user_dir: Path) -> Path:
 
 
 def entries(files: Files) -> dict[str, ManifestEntry]:
-    return {
-        name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content))
-        for name, content in files.items()
-    }
+    return {name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
 
 
 def test_saved_manifest_is_loaded_unchanged(folder: Path) -> None:
@@ -201,9 +198,7 @@ def test_git_tree_id_is_independent_of_file_order() -> None:
 @requires_tool("git")
 def test_tree_id_equals_that_of_git(tmp_path: Path) -> None:
     def ask(*arguments: str, text: bytes = b"") -> str:
-        result = subprocess.run(
-            ["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True
-        )
+        result = subprocess.run(["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True)
         return result.stdout.decode().strip()
 
     ask("init", "-q")

@@ -143,8 +143,7 @@ def test_file_saved_by_torch_is_intact_and_readable(tmp_path: Path) -> None:
     layer(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     torch.save(
-        {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "num_updates": 7, "layer": layer},
-        path,
+        {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "num_updates": 7, "layer": layer}, path
     )
     assert find_problem(path) is None
     read = load_plain_contents(path)

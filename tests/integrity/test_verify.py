@@ -14,14 +14,7 @@ import pytest
 
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, ManifestSource, manifest_files
-from mmf_win.integrity.verify import (
-    LOCK_NAME,
-    FileProblem,
-    find_damage,
-    hash_files,
-    oldest_check_time,
-    record_hashes,
-)
+from mmf_win.integrity.verify import LOCK_NAME, FileProblem, find_damage, hash_files, oldest_check_time, record_hashes
 from mmf_win.locking import file_lock
 from mmf_win.threads import AdvanceCallback
 from tests.worlds import hostile_archives
@@ -153,9 +146,7 @@ def test_flipped_byte_is_found_despite_a_restored_mtime(folder: Path, recorded: 
 
 def test_full_check_finds_a_flipped_byte_on_every_system(folder: Path, recorded: Manifest) -> None:
     flip(folder / DATA)
-    assert find_damage(load_manifest(folder), full=True) == [
-        FileProblem("changed", DATA, "different content")
-    ]
+    assert find_damage(load_manifest(folder), full=True) == [FileProblem("changed", DATA, "different content")]
 
 
 def test_replaced_file_with_equal_size_and_mtime_is_found(folder: Path, recorded: Manifest) -> None:
@@ -211,12 +202,7 @@ def test_read_only_folder_is_verified_without_saving_stamps(small_disk: Path, re
     for _ in range(2):
         assert find_damage(load_manifest(folder)) == []
     assert sorted(read) == sorted([*FILES, *FILES])
-    assert {path.name for path in folder.iterdir()} == {
-        MANIFEST_NAME,
-        "detectron.lmdb",
-        "empty",
-        "с пробелом",
-    }
+    assert {path.name for path in folder.iterdir()} == {MANIFEST_NAME, "detectron.lmdb", "empty", "с пробелом"}
 
 
 def test_stamps_are_not_saved_while_the_folder_is_locked(folder: Path, read: list[str]) -> None:

@@ -172,9 +172,7 @@ def test_auroc_difference_of_equal_and_of_random_predictions() -> None:
 def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> ScoredSplit:
     """Return predictions without a file."""
     memes = tuple(ScoredMeme(row, proba, 0) for row, proba in zip(rows, probas, strict=True))
-    return ScoredSplit(
-        Path("a.csv"), "test", Path("test.jsonl"), "", memes, {"ensemble": kind}, Coverage("test", 1)
-    )
+    return ScoredSplit(Path("a.csv"), "test", Path("test.jsonl"), "", memes, {"ensemble": kind}, Coverage("test", 1))
 
 
 def scored(labels: Sequence[int | None]) -> dict[str, Any]:

@@ -65,9 +65,7 @@ def test_each_split_is_read_once_and_each_submission_written_once(
     monkeypatch.setattr(annotations, "read_text_and_sha256", read_text)
     monkeypatch.setattr(evaluation, "write_predictions", write)
     member = checkpoint(world_with_validation)
-    options = PredictionOptions(
-        split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=predict_by_label
-    )
+    options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=predict_by_label)
     results = list(evaluation.predict_and_score([member], world_with_validation.save, options, RunDisplay))
     assert sorted(read) == sorted([SPLIT, VALIDATION])
     assert written == [result.scored.csv.name for result in results]
@@ -78,9 +76,7 @@ def test_each_split_is_read_once_and_each_submission_written_once(
     assert not list(member.run.reports.glob("*.reserved"))
 
 
-def test_checkpoint_replaced_during_prediction_leaves_no_predictions(
-    world_with_validation: ReportWorld,
-) -> None:
+def test_checkpoint_replaced_during_prediction_leaves_no_predictions(world_with_validation: ReportWorld) -> None:
     member = checkpoint(world_with_validation)
 
     def replacing(*arguments: Any, **named: Any) -> tuple[list[float], dict[str, Any]]:

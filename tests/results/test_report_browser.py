@@ -13,18 +13,10 @@ from tests.worlds import report_world
 from tests.worlds.browser import launch_browser, requires_browser
 from tests.worlds.tools import LazyModule
 
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.torch,
-    requires_browser(),
-    report_world.requires_pages,
-]
+pytestmark = [pytest.mark.wide, pytest.mark.torch, requires_browser(), report_world.requires_pages]
 pages = LazyModule("mmf_win.results.report.pages")
 
-PLOTS = (
-    *("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"),
-    *("speed", "memory"),
-)
+PLOTS = (*("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"), *("speed", "memory"))
 SCRIPT = "<script>document.title = 'taken over'</script>"
 
 Open = Callable[..., Any]

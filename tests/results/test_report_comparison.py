@@ -99,9 +99,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     ],
     ids=["override", "preset"],
 )
-def test_a_seed_counts_however_it_was_given(
-    world: ReportWorld, given: Callable[[int], dict[str, Any]]
-) -> None:
+def test_a_seed_counts_however_it_was_given(world: ReportWorld, given: Callable[[int], dict[str, Any]]) -> None:
     runs = []
     for day, seed in enumerate((1, 2, 2), start=1):
         run = world.add_run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
@@ -133,10 +131,7 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
     runs = [world.add_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
         run.checkpoints.mkdir()
-        config = {
-            "optimizer": {"params": {"lr": rate}},
-            "training": {"seed": run.request().training_number("seed")},
-        }
+        config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().training_number("seed")}}
         (run.checkpoints / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
     assert grouped(*runs) == {
         "mmbt_grid, mmf.optimizer.params.lr=0.1": runs[:1],
@@ -145,18 +140,10 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
 
 
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: ReportWorld) -> None:
-    runs = [
-        world.add_run("first"),
-        world.add_run("second", seed=2),
-        world.add_run("third", preset="visual_bert"),
-    ]
+    runs = [world.add_run("first"), world.add_run("second", seed=2), world.add_run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
-            list(
-                comparison.comparison_context([(RunRecord.read(run), None) for run in shown], None, {})[
-                    "colours"
-                ]
-            )
+            list(comparison.comparison_context([(RunRecord.read(run), None) for run in shown], None, {})["colours"])
             == apart
         )
     page = pages.write_comparison_page(runs[:2], world.save).read_text(encoding="utf-8")
@@ -258,9 +245,7 @@ def test_what_cannot_be_compared_is_an_error(world: ReportWorld) -> None:
 
 @pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
 def test_no_published_number_stands_beside_another_split(world: ReportWorld, asked: dict[str, Any]) -> None:
-    world.dataset.annotation_file("test_unseen").write_bytes(
-        world.dataset.annotation_file(SPLIT).read_bytes()
-    )
+    world.dataset.annotation_file("test_unseen").write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     runs = [world.add_predicted_run(name, split="test_unseen", **asked) for name in ("a", "b")]
     page = visible_text(pages.write_comparison_page(runs, world.save))
     assert "0.6792" not in page and "Published" not in page
@@ -276,9 +261,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: ReportWorld) -> Non
     ]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        write_events(
-            run, attempt_events("1", 0, 120, val_data=data, seed=run.request().training_number("seed"))
-        )
+        write_events(run, attempt_events("1", 0, 120, val_data=data, seed=run.request().training_number("seed")))
     page = visible_text(pages.write_comparison_page(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
@@ -336,9 +319,7 @@ def test_many_labels_are_turned_and_do_not_touch() -> None:
     assert len(turned) == 20 and all(b - a > 9 for a, b in pairwise(map(float, turned)))
 
 
-@pytest.mark.parametrize(
-    "value", ["a", None, float("nan"), 10**400, "", "$x^", "<b>&", [1], "\N{SNOWMAN}" * 30]
-)
+@pytest.mark.parametrize("value", ["a", None, float("nan"), 10**400, "", "$x^", "<b>&", [1], "\N{SNOWMAN}" * 30])
 def test_any_value_can_be_drawn(value: object) -> None:
     assert len(dots(plotted([value, 1]))) == 2
 
@@ -351,9 +332,7 @@ def test_a_line_goes_through_the_mean_at_each_value() -> None:
 
 
 def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
-    found = plots.draw_scores_by_setting(
-        [({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)]
-    )
+    found = plots.draw_scores_by_setting([({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)])
     assert [(plot.title, plot.name) for plot in found] == [("a", "setting-1")]
     assert len(dots(found[0])) == 2 and found[0].caption == "2 runs at 2 values."
     assert plots.draw_scores_by_setting([({"a": n}, None) for n in range(4)]) == []

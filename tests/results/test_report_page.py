@@ -357,8 +357,7 @@ def page_of_split(world: ReportWorld, split: str, **request: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("split", "number"),
-    [("dev_seen", "0.6857"), ("dev", "0.6857"), ("test_seen", "0.6792"), ("test", "0.6792")],
+    ("split", "number"), [("dev_seen", "0.6857"), ("dev", "0.6857"), ("test_seen", "0.6792"), ("test", "0.6792")]
 )
 def test_published_score_names_its_split_and_is_only_compared_on_the_same_rows(
     world: ReportWorld, split: str, number: str

@@ -79,9 +79,7 @@ BROKEN: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("content", [None, *BROKEN.values()], ids=["missing", *BROKEN])
-def test_missing_or_damaged_picture_has_no_thumbnail(
-    tmp_path: Path, content: Callable[[], bytes] | None
-) -> None:
+def test_missing_or_damaged_picture_has_no_thumbnail(tmp_path: Path, content: Callable[[], bytes] | None) -> None:
     path = tmp_path / "a.png"
     if content is not None:
         path.write_bytes(content())
@@ -124,9 +122,7 @@ def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
     for n in range(40):
         picture = Picture.random(random, crowded=n % 2 == 0)
         for caption in range(2):
-            images[10 * n + caption] = draw_meme(
-                picture, f"caption {caption} that is long enough for two lines"
-            )
+            images[10 * n + caption] = draw_meme(picture, f"caption {caption} that is long enough for two lines")
     groups = pictures.group_similar_pictures(save_images(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in groups} == {group - group % 10 for group in groups.values()}
     assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "nothing else looks alike"
@@ -140,9 +136,7 @@ def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
         for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
             images[10 * n + version] = image.copy()
             images[10 * n + version].paste("black", (0, 0, 400, caption))
-    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {
-        id_: id_ - id_ % 10 for id_ in images
-    }
+    assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
 
 
 def test_pictures_sharing_only_the_upper_part_are_not_grouped(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ def test_every_curve_is_read() -> None:
 
 
 def test_samples_repeated_by_a_later_attempt_are_superseded() -> None:
-    curves = read_curves(
-        [*attempt_events("1", 0, 60), *attempt_events("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get
-    )
+    curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get)
     updates = [update for update, _ in curves.series("train/loss")]
     assert updates == list(range(10, 121, 10))
     assert [update for update, _ in curves.series("train/loss", superseded=True)] == [40, 50, 60]
@@ -45,9 +43,7 @@ def test_attempt_without_outcome_was_killed() -> None:
 
 def test_attempt_killed_before_training_does_not_hide_the_previous_outcome() -> None:
     killed = attempt_events("2", 60, 60)[:1]
-    curves = read_curves(
-        [*attempt_events("1", 0, 60), *killed, *attempt_events("3", 60, 120)], {"1": "nan"}.get
-    )
+    curves = read_curves([*attempt_events("1", 0, 60), *killed, *attempt_events("3", 60, 120)], {"1": "nan"}.get)
     assert curves.attempts[1].resume_reason == "after the loss became NaN"
 
 
@@ -95,8 +91,7 @@ def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
 def test_same_text_with_different_labels_is_a_pair() -> None:
     memes = [meme(1, "Love  you", 1, 0.2), meme(2, "love you", 0, 0.6), meme(3, "love you", 1, 0.9)]
     pairs = [
-        (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2))
-        for p in find_confounder_pairs(memes, {})
+        (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2)) for p in find_confounder_pairs(memes, {})
     ]
     assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the most wrong one first"
 

@@ -33,12 +33,9 @@ STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "work
 
 
 @pytest.mark.parametrize(
-    ("batch", "failed", "rows"),
-    [(32, 32, 16), (31, 31, 16), (31, 23, 8), (12, 3, 2), (7, 7, 4), (32, 1, None)],
+    ("batch", "failed", "rows"), [(32, 32, 16), (31, 31, 16), (31, 23, 8), (12, 3, 2), (7, 7, 4), (32, 1, None)]
 )
-def test_next_attempt_splits_batch_into_twice_as_many_parts(
-    batch: int, failed: int, rows: int | None
-) -> None:
+def test_next_attempt_splits_batch_into_twice_as_many_parts(batch: int, failed: int, rows: int | None) -> None:
     assert smaller_micro_batch(batch, failed) == rows
 
 
@@ -64,11 +61,7 @@ def make_request(**values: Any) -> AttemptRequest:
     [
         (AttemptOutcome("cuda_oom"), make_request(eval_batch=8), ("micro_batch", 32, 16)),
         (AttemptOutcome("cuda_oom", during_validation=True), make_request(), ("eval_batch", 32, 16)),
-        (
-            AttemptOutcome("cuda_oom"),
-            make_request(task=PredictTask(""), eval_batch=16),
-            ("eval_batch", 16, 8),
-        ),
+        (AttemptOutcome("cuda_oom"), make_request(task=PredictTask(""), eval_batch=16), ("eval_batch", 16, 8)),
         (AttemptOutcome("host_oom"), make_request(micro_batch=8), ("workers", 4, 2)),
         (AttemptOutcome("disk"), make_request(), None),
         (AttemptOutcome("nan"), make_request(), None),
@@ -88,9 +81,7 @@ def test_reduced_limit_depends_on_the_outcome(
 
 def test_workers_are_halved_down_to_zero() -> None:
     tried = [4]
-    while less := choose_reduction(
-        make_request(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}
-    ):
+    while less := choose_reduction(make_request(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
         tried.append(less[2])
     assert tried == [4, 2, 1, 0]
 
@@ -106,9 +97,7 @@ def test_workers_are_halved_down_to_zero() -> None:
 def test_settings_of_next_attempt_override_user_settings(
     tmp_path: Path, name: str, group: str, key: str, chosen: object, holds: object
 ) -> None:
-    mmf = write_tree(
-        {"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path
-    )  # it has evaluation.use_cpu
+    mmf = write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # it has evaluation.use_cpu
     failed = make_request(mmf_root=str(mmf), settings={group: {key: chosen, "other": 1}})
     settings = next_attempt(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
@@ -117,7 +106,7 @@ def test_settings_of_next_attempt_override_user_settings(
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return an empty run on a machine without a GPU."""
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda: [])
+    monkeypatch.setattr(machine, "free_gpu_memory", list)
     run = Run.create(tmp_path, "mmbt")
     run.checkpoints.mkdir()
     return run
@@ -165,9 +154,7 @@ def test_micro_batch_is_reduced_until_it_fits(run: Run, caplog: pytest.LogCaptur
     attempts = Attempts(run, lambda request: request.train_task.micro_batch == 8)
     run_with_retries(run, make_request(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
-    assert {request.eval_batch for request in attempts.requests} == {4}, (
-        "what was made smaller before stays so"
-    )
+    assert {request.eval_batch for request in attempts.requests} == {4}, "what was made smaller before stays so"
     assert attempts.checkpoints == [None, None, None]
     assert attempts.seeds == [None, 7, 7], "each begins as the first"
     failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
@@ -246,9 +233,7 @@ def test_waiting_for_memory_of_fake_gpu_has_a_timeout(run: Run, monkeypatch: pyt
     assert len(attempts.requests) == 2
 
 
-def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl+C, a worker without progress is killed, but not one that is writing a large file."""
     training = make_request(attempt_dir=str(run.create_attempt().path))
     progress: list[bool] = []
@@ -274,9 +259,7 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
 def test_failed_preparation_of_worker_keeps_state_of_run(run: Run) -> None:
     def prepare() -> None:
         training = make_request(attempt_dir=str(run.create_attempt().path))
-        plan = Plan(
-            RunJob(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {}
-        )
+        plan = Plan(RunJob(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {})
         attempts_module.prepare_worker(training, plan)
 
     of_run = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")

@@ -23,11 +23,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize(
     ("existing", "spec", "expected"),
-    [
-        (["best", "current"], "best", "best"),
-        (["best", "current"], "last", "current"),
-        (["current"], "best", "current"),
-    ],
+    [(["best", "current"], "best", "best"), (["best", "current"], "last", "current"), (["current"], "best", "current")],
 )
 def test_best_falls_back_to_last_checkpoint(run: Run, existing: list[str], spec: str, expected: str) -> None:
     for name in existing:
@@ -35,9 +31,7 @@ def test_best_falls_back_to_last_checkpoint(run: Run, existing: list[str], spec:
     assert checkpoints.select_checkpoint(run, spec).path == run.checkpoints / f"{expected}.ckpt"
 
 
-def test_truncated_last_checkpoint_falls_back_to_newest_intact_one(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_truncated_last_checkpoint_falls_back_to_newest_intact_one(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     broken = hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
     write_checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
     newest = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
@@ -82,10 +76,10 @@ def test_foreign_checkpoint_is_skipped_but_unrecorded_own_one_is_used(
         log.write("saving", update=update)
         log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest())
     log.write("saving", update=30)
-    assert (
-        checkpoints.select_checkpoint(run, "best").path,
-        checkpoints.select_checkpoint(run, "last").path,
-    ) == (best, current)
+    assert (checkpoints.select_checkpoint(run, "best").path, checkpoints.select_checkpoint(run, "last").path) == (
+        best,
+        current,
+    )
     assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None, None]
 
     write_checkpoint(current, 30)  # and then the worker was killed
@@ -142,9 +136,7 @@ def test_run_copied_during_training_uses_only_its_own_checkpoints(
         checkpoints.require_no_foreign_best(run)
 
 
-def test_checkpoint_of_another_task_with_same_timestamp_is_foreign(
-    tmp_path: Path,
-) -> None:
+def test_checkpoint_of_another_task_with_same_timestamp_is_foreign(tmp_path: Path) -> None:
     run = Run(tmp_path / "lr_0.1" / "mmbt" / "2026-01-01T00-00-00")
     current = write_checkpoint(run.checkpoints / "current.ckpt", 20, save_dir=str(run.checkpoints))
     (tmp_path / "lr_0.1" / "param").touch()

@@ -43,9 +43,7 @@ def begin_fake(folder: Path) -> list[str]:
     return names
 
 
-def test_concurrent_predictions_get_different_names(
-    user_dir: Path,
-) -> None:
+def test_concurrent_predictions_get_different_names(user_dir: Path) -> None:
     names = concurrent_processes.run_concurrently(predict_fake, user_dir)
     assert len(set(names)) == len(names) == 2 * ROUNDS * concurrent_processes.PROCESS_COUNT
     run = Run(user_dir)

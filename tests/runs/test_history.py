@@ -24,9 +24,7 @@ from tests.worlds.torch_files import write_checkpoint
 def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
-    run.save_request(
-        RunRequest(preset=preset, model="mmbt", splits=RUN_SPLITS, data_dir="data", created=1_000_000.0)
-    )
+    run.save_request(RunRequest(preset=preset, model="mmbt", splits=RUN_SPLITS, data_dir="data", created=1_000_000.0))
     return run
 
 
@@ -173,9 +171,7 @@ def test_annotations_changed_since_training_are_reported(tmp_path: Path) -> None
     ("outcome", "state"),
     [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom"), (None, "killed")],
 )
-def test_state_of_unlocked_run_comes_from_its_outcome(
-    tmp_path: Path, outcome: OutcomeKind | None, state: str
-) -> None:
+def test_state_of_unlocked_run_comes_from_its_outcome(tmp_path: Path, outcome: OutcomeKind | None, state: str) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     if outcome is not None:
         AttemptOutcome(outcome).save(run.outcome_file)
@@ -216,9 +212,7 @@ def test_damaged_attempt_request_does_not_change_outcome_of_run(tmp_path: Path, 
     assert states == ["failed: nan", "failed: nan"]
 
 
-def test_legacy_outcome_file_takes_precedence(
-    tmp_path: Path,
-) -> None:
+def test_legacy_outcome_file_takes_precedence(tmp_path: Path) -> None:
     """The attempts are not read, and may be missing or damaged."""
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
@@ -228,9 +222,7 @@ def test_legacy_outcome_file_takes_precedence(
     assert history.run_state(run) == "interrupted"
 
 
-def test_damaged_outcome_is_an_error_and_run_counts_as_killed_without_it(
-    tmp_path: Path, mmfw: MmfwRunner
-) -> None:
+def test_damaged_outcome_is_an_error_and_run_counts_as_killed_without_it(tmp_path: Path, mmfw: MmfwRunner) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.outcome_file.write_text('{"outcome": 3}', encoding="utf-8")
     mmfw("runs", "show", str(run.path), code=3)

@@ -59,9 +59,7 @@ def test_run_created_last_is_newest(tmp_path: Path, mmfw: MmfwRunner, first: str
         assert lookup.find_run(tmp_path, "a") == newer
 
 
-def test_runs_in_two_time_zones_are_ordered_by_creation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_in_two_time_zones_are_ordered_by_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(time, "tzset"):
         pytest.skip("Windows has one time zone for all processes")
     runs = []

@@ -43,9 +43,7 @@ def only_run(folder: Path) -> Run:
         ("internal", 7),
     ],
 )
-def test_each_outcome_has_its_exit_code_and_names_the_log(
-    tmp_path: Path, outcome: OutcomeKind, code: int
-) -> None:
+def test_each_outcome_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: OutcomeKind, code: int) -> None:
     run = only_run(tmp_path)
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
     error = outcome_error(AttemptOutcome(outcome, "why"), training(run))
@@ -68,16 +66,12 @@ def test_hint_names_older_run_by_id(tmp_path: Path, outcome: OutcomeKind) -> Non
     for run in (older, newest):
         write_checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [
-        str(outcome_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)
-    ]
+    hints = [str(outcome_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 
 
-def test_error_keeps_own_hint_and_internal_error_names_location(
-    tmp_path: Path,
-) -> None:
+def test_error_keeps_own_hint_and_internal_error_names_location(tmp_path: Path) -> None:
     error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
     end = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
@@ -89,14 +83,8 @@ def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
     before = outcome_error(end, training(only_run(tmp_path))).hint
     write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     after = outcome_error(end, training(only_run(tmp_path))).hint
-    assert before is not None and before.startswith(
-        "see ulimit -f; run the same command again to start over; "
-    )
-    assert (
-        after is not None
-        and "--resume last" in after
-        and "the last intact checkpoint with `mmfw train" in after
-    )
+    assert before is not None and before.startswith("see ulimit -f; run the same command again to start over; ")
+    assert after is not None and "--resume last" in after and "the last intact checkpoint with `mmfw train" in after
 
 
 @pytest.mark.parametrize(
@@ -106,11 +94,7 @@ def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
         (ChildExit(-9, stop_requested=False, killed=False), False, "killed"),
         (ChildExit(-9, stop_requested=True, killed=True), True, "interrupted"),
         (ChildExit(-9, stop_requested=True, killed=False), True, "interrupted"),
-        (
-            ChildExit(-2, stop_requested=True, killed=False),
-            False,
-            "interrupted",
-        ),  # by Ctrl+C, at its very start
+        (ChildExit(-2, stop_requested=True, killed=False), False, "interrupted"),  # by Ctrl+C, at its very start
         (ChildExit(-15, stop_requested=True, killed=False), False, "interrupted"),
         (ChildExit(-2, stop_requested=False, killed=False), False, "internal"),
         (ChildExit(-7, stop_requested=False, killed=False), False, "host_oom"),
@@ -140,17 +124,12 @@ def test_outcome_that_cannot_be_saved_is_still_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("last_words", "outcome"),
     [
-        (
-            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-            "host_oom",
-        ),
+        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n", "host_oom"),
         ("OSError: [Errno 12] Cannot allocate memory\n", "host_oom"),
         ("MemoryError\n" + "an earlier worker's, long before\n" * 20, "internal"),
     ],
 )
-def test_out_of_memory_is_recognized_in_end_of_log(
-    tmp_path: Path, last_words: str, outcome: OutcomeKind
-) -> None:
+def test_out_of_memory_is_recognized_in_end_of_log(tmp_path: Path, last_words: str, outcome: OutcomeKind) -> None:
     request = training(only_run(tmp_path))
     request.folder.path.mkdir(parents=True)
     request.save()
@@ -183,8 +162,5 @@ def test_out_of_memory_after_stop_request_counts_as_interrupted(tmp_path: Path, 
 def test_hint_names_output_location_by_task(tmp_path: Path) -> None:
     request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
     assert outcome_error(end, request).hint == f"see {request.log} for the full output"
-    assert (
-        outcome_error(end, replace(request, task=CheckTask())).hint
-        == "run `mmfw train` to keep the full output"
-    )
+    assert outcome_error(end, replace(request, task=CheckTask())).hint == "run `mmfw train` to keep the full output"
     assert outcome_error(end, request, "it printed nothing").hint == "it printed nothing"

@@ -32,9 +32,7 @@ def replace_best(run: Run) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_pin_keeps_bytes_and_is_removed_afterwards(
-    run: Run, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_pin_keeps_bytes_and_is_removed_afterwards(run: Run, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     if not links:
         monkeypatch.setattr("os.link", refuse)
     with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:

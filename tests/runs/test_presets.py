@@ -107,9 +107,7 @@ def test_list_of_presets_names_split_of_each_score(mmfw: MmfwRunner) -> None:
 
 def test_published_scores_apply_to_seen_and_phase_1_splits() -> None:
     for split in ("dev_seen", "dev"):
-        assert find_published_score(NUMBERS, split, "auroc") == PublishedScore(
-            pytest.approx(0.6857), None, split, 500
-        )
+        assert find_published_score(NUMBERS, split, "auroc") == PublishedScore(pytest.approx(0.6857), None, split, 500)
     for split in ("test_seen", "test"):
         paper = PublishedScore(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
         assert find_published_score(NUMBERS, split, "auroc") == paper

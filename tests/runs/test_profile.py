@@ -15,9 +15,7 @@ MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
 WAITS = "the model waits for data 57 % of the time"
 
 
-def profiled(
-    data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any
-) -> TrainingProfile:
+def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> TrainingProfile:
     """Return a profile dominated by the model, with changes.
 
     Args:
@@ -29,12 +27,7 @@ def profiled(
     spent = {**MODEL, "data": data}
     waiting = DataWaitStats(data, sum(spent.values()), workers, 1, 2, data, cpu)
     figures: dict[str, Any] = {"gpu_busy": None, "table": "", "images_once": False}
-    figures |= {
-        "checkpoint_interval": 1000,
-        "evaluation_interval": 1000,
-        "max_updates": 22000,
-        "batch_size": 8,
-    }
+    figures |= {"checkpoint_interval": 1000, "evaluation_interval": 1000, "max_updates": 22000, "batch_size": 8}
     figures |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
     return TrainingProfile(**{**figures, **changes})
 
@@ -59,8 +52,7 @@ def profiled(
         ),
         (
             profiled(spent={**MODEL, "forward": 0.018, "backward": 0.04}, batch_size=2),
-            "38 % of the time is a fixed cost per update; a larger batch changes the training: "
-            "training.batch_size=4",
+            "38 % of the time is a fixed cost per update; a larger batch changes the training: training.batch_size=4",
         ),
     ],
 )
@@ -87,8 +79,7 @@ def test_suggested_interval_leaves_enough_checkpoints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "named"),
-    [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")],
+    ("interval", "named"), [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")]
 )
 def test_largest_of_several_costs_is_named(interval: int, named: str) -> None:
     both = profiled(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
@@ -102,9 +93,7 @@ def test_idle_gpu_is_named_if_no_cost_explains_it(busy: float | None, named: boo
 
 
 def test_shares_use_intervals_of_the_training() -> None:
-    shares = profiled(
-        checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20
-    ).shares_by_phase()
+    shares = profiled(checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20).shares_by_phase()
     assert sum(shares.values()) == pytest.approx(1)
     update = 0.01 + sum(MODEL.values())
     assert shares["checkpoints"] == pytest.approx(0.2 / (update + 0.2 + 0.25))

@@ -123,10 +123,7 @@ def test_folder_given_as_source_replaces_failed_download(shop: Shop) -> None:
     with pytest.raises(MmfwError) as failed:
         published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert "--source" in str(failed.value.hint)
-    assert (
-        published_weights.get_or_create_run("mmbt_grid", shop.places, str(stick)).request().published_weights
-        == KEY
-    )
+    assert published_weights.get_or_create_run("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
 
 
 def test_offline_preset_downloads_nothing(shop: Shop) -> None:
@@ -137,8 +134,7 @@ def test_offline_preset_downloads_nothing(shop: Shop) -> None:
     assert shop.server.requests == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
     assert (
-        published_weights.get_or_create_run(preset, shop.places, str(shop.folder)).path.parent.name
-        == "моё-published"
+        published_weights.get_or_create_run(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
     )
     assert shop.server.requests == []
 
@@ -192,9 +188,7 @@ def test_phase_1_uses_other_names_for_splits_of_paper(shop: Shop) -> None:
         ["train", "--init", "published"],
     ],
 )
-def test_conflicting_options_are_rejected_before_download(
-    shop: Shop, words: list[str], mmfw: MmfwRunner
-) -> None:
+def test_conflicting_options_are_rejected_before_download(shop: Shop, words: list[str], mmfw: MmfwRunner) -> None:
     mmfw(*words, code=2)
     assert shop.server.requests == [] and not shop.places.save_dir.exists()
 

@@ -29,11 +29,11 @@ def test_resumed_run_keeps_its_request(tmp_path: Path) -> None:
     run.save_request(request)
     assert run.request() == request
     resumed = over(run.request(), updates=900)
-    assert (
-        resumed.training_number("max_updates"),
-        resumed.training_number("seed"),
-        resumed.mmfw_settings.keep,
-    ) == (900, 3, 2)
+    assert (resumed.training_number("max_updates"), resumed.training_number("seed"), resumed.mmfw_settings.keep) == (
+        900,
+        3,
+        2,
+    )
 
 
 def test_later_settings_override_single_keys_and_whole_lists() -> None:
@@ -124,13 +124,8 @@ def test_precision_override_replaces_that_of_run(tmp_path: Path, mmf_paths: MmfP
 
 
 def test_start_settings_are_in_the_attempt(tmp_path: Path, mmf_paths: MmfPaths) -> None:
-    root = write_minimal_mmf(
-        tmp_path / "mmf", extra_defaults="checkpoint: {reset: {all: false}, resume_zoo: null}\n"
-    )
-    options, mmf = (
-        CommandOptions(overrides=["checkpoint.reset.all=true"]),
-        MmfInstall(root, "1.0.0rc10", "path"),
-    )
+    root = write_minimal_mmf(tmp_path / "mmf", extra_defaults="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
+    options, mmf = (CommandOptions(overrides=["checkpoint.reset.all=true"]), MmfInstall(root, "1.0.0rc10", "path"))
     of_run = make_run_request(model="mmbt")
     plan = plan_attempt("train", mmf, RunJob(of_run, options, mmf_paths), of_run, {})
     assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}

@@ -26,9 +26,7 @@ def trained(save: Path, name: str, **asked: Any) -> Run:
     return run
 
 
-def saved(
-    run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1", **hashed: str
-) -> None:
+def saved(run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1", **hashed: str) -> None:
     """Record a validation and a checkpoint, whose hash consists of its update and attempt."""
     log = EventLog(run.events, attempt)
     log.write("val", update=update, metrics={"auroc": auroc}, final=False)
@@ -95,10 +93,7 @@ def test_score_is_of_best_checkpoint_and_others_are_named(mmfw: MmfwRunner, run:
     predicted(other, "dev_seen", "20 of 1", 0.65, rows=4)
     scores = mmfw.json("runs", "compare", "a", "b", "--save-dir", save)["scores"]
     assert scores["best_auroc"] == [0.9, 0.7]
-    assert (scores["test_seen_auroc"], scores["test_seen_by"]) == (
-        [0.7, None],
-        ["best, 8 rows of test_seen", None],
-    )
+    assert (scores["test_seen_auroc"], scores["test_seen_by"]) == ([0.7, None], ["best, 8 rows of test_seen", None])
     assert scores["dev_seen_by"] == ["best, 8 rows of dev_seen", "best, 4 of 8 rows of dev_seen"]
 
 
@@ -140,9 +135,7 @@ def test_checkpoint_of_legacy_records_is_unknown(mmfw: MmfwRunner, user_dir: Pat
     assert listed(mmfw, user_dir) == {"a": (0.9, 0.7, "test_seen", "unknown")}
     assert "test_seen  unknown" in mmfw("runs", "--save-dir", user_dir)
     assert (
-        best_checkpoint_metrics(load_task_scores(TaskFolder(user_dir))[0])[
-            "test_seen_auroc (unknown checkpoint)"
-        ]
+        best_checkpoint_metrics(load_task_scores(TaskFolder(user_dir))[0])["test_seen_auroc (unknown checkpoint)"]
         == 0.7
     )
     saved(old, 20, 0.8)
@@ -151,15 +144,10 @@ def test_checkpoint_of_legacy_records_is_unknown(mmfw: MmfwRunner, user_dir: Pat
     assert listed(mmfw, user_dir)["a"] == (0.95, None, None, None)
 
 
-def test_published_weights_count_as_best_and_last_is_used_before_a_best(
-    mmfw: MmfwRunner, user_dir: Path
-) -> None:
+def test_published_weights_count_as_best_and_last_is_used_before_a_best(mmfw: MmfwRunner, user_dir: Path) -> None:
     published = trained(user_dir, "a", published_weights="x", published_sha256="weights")
     predicted(published, "test_seen", "weights", 0.7)
     short = trained(user_dir, "b")
     EventLog(short.events, "1").write("checkpoint", update=5, best=False, sha256="5 of 1")
     predicted(short, "test_seen", "5 of 1", 0.6)
-    assert listed(mmfw, user_dir) == {
-        "a": (None, 0.7, "test_seen", "best"),
-        "b": (None, 0.6, "test_seen", "update 5"),
-    }
+    assert listed(mmfw, user_dir) == {"a": (None, 0.7, "test_seen", "best"), "b": (None, 0.6, "test_seen", "update 5")}

@@ -121,9 +121,7 @@ def test_unknown_fields_and_truncated_last_lines_are_ignored(stored: StoredFiles
 
 def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     """MMF before 1.0.0rc12 and early versions of mmfw wrote such values."""
-    stored.insert_event(
-        "text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}'
-    )
+    stored.insert_event("text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}')
     metrics = '{"hateful_memes/roc_auc": NaN, "total_loss": Infinity}'
     stored.insert_event(
         "text", f'{{"t": 1795897748.1, "kind": "val", "update": 2, "metrics": {metrics}, "final": false}}'
@@ -134,9 +132,7 @@ def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: Mmfw
 
 def test_file_names_that_are_not_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     run = stored.run_folder("begun")
-    stored.update_record(
-        run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml"
-    )
+    stored.update_record(run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml")
     note = next(iter((stored.run_folder("mmbt") / "tracking").glob("*.json")))
     stored.update_record(note, error=f"{_NAME}: no such file")
     results = {}
@@ -162,9 +158,7 @@ def syntax_trees() -> list[ast.Module]:
 
 def fields_of(name: str) -> set[str]:
     """Return the stored keys of the fields of a dataclass and of its bases, wherever they are defined."""
-    classes = {
-        node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)
-    }
+    classes = {node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)}
     nodes = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
     keys = {_stored_key(node) for node in nodes}
     bases = [ast.unparse(base) for base in classes[name].bases]
@@ -209,9 +203,7 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
         "SplitSummary": [split for each in notes for split in each["result"]["splits"].values()],
         "MmfInstall": read("home/mmf/*.json"),
         "DataWaitStats": [each["waiting"] for each in profiled],
-        "CheckResult": [
-            without(each, "t", "kind", "attempt") for each in stored_events if each["kind"] == "checked"
-        ],
+        "CheckResult": [without(each, "t", "kind", "attempt") for each in stored_events if each["kind"] == "checked"],
     }
 
 

@@ -64,9 +64,7 @@ def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> No
     write(tmp_path, "b,0.25,0", "7,0.5,1")
     with pytest.raises(DataError, match="have changed since this run began"):
         check(request, train)
-    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, (
-        "named anew"
-    )
+    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, "named anew"
     path.unlink()
     with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: prediction file of the teacher not found"):
         check(request, train)
@@ -82,9 +80,7 @@ def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> No
         (["7,0.5,0", "b,,0"], "not a prediction file"),
     ],
 )
-def test_predictions_must_cover_each_row_once(
-    train: Path, tmp_path: Path, rows: list[str], message: str
-) -> None:
+def test_predictions_must_cover_each_row_once(train: Path, tmp_path: Path, rows: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         check(asked(write(tmp_path, *rows)), train)
 
@@ -145,6 +141,4 @@ def test_weight_without_teacher_is_rejected(train: Path) -> None:
 
 def test_empty_teacher_path_is_not_ignored() -> None:
     chosen = CommandOptions(teacher="").settings
-    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), (
-        "the folder, which is refused"
-    )
+    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), "the folder, which is refused"

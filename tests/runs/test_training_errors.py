@@ -80,9 +80,7 @@ def test_damaged_checkpoint_and_missing_split_are_errors(run: Run, mmfw: MmfwRun
     assert "best.ckpt: truncated" in mmfw(*words, code=3)
 
 
-def test_missing_mmf_is_an_error(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
-) -> None:
+def test_missing_mmf_is_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> None:
     def nothing() -> MmfInstall:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
 
@@ -103,9 +101,7 @@ def test_run_in_training_is_not_resumed(run: Run, mmfw: MmfwRunner) -> None:
 def test_second_concurrent_training_changes_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    monkeypatch.setattr(
-        training, "require_not_training", lambda run: None
-    )  # it began when the other one did not yet
+    monkeypatch.setattr(training, "require_not_training", lambda run: None)  # it began when the other one did not yet
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
     AttemptOutcome("ok").save(run.outcome_file)
     with training_lock(run):
@@ -122,9 +118,7 @@ def test_early_stopped_run_resumes_from_best_but_not_last(run: Run, update: int,
     log.write("train", update=5)
     AttemptOutcome("ok").save(run.outcome_file)
     start = write_checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
-    attempt = AttemptRequest(
-        TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start)
-    )
+    attempt = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
     begun = RunJob(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))

@@ -151,9 +151,7 @@ def test_stale_stop_file_is_removed(runner: ChildRunner) -> None:
     assert status.exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("tree", "presses", "timeout"), [*((tree, 2, 60.0) for tree in TREES), ("grandchild", 1, 0.2)]
-)
+@pytest.mark.parametrize(("tree", "presses", "timeout"), [*((tree, 2, 60.0) for tree in TREES), ("grandchild", 1, 0.2)])
 def test_second_ctrl_c_or_timeout_kills_the_process_tree(
     runner: ChildRunner, tree: str, presses: int, timeout: float
 ) -> None:
@@ -165,9 +163,7 @@ def test_second_ctrl_c_or_timeout_kills_the_process_tree(
         assert monitor.has_only_dead_processes()
 
 
-def test_child_with_progress_after_a_stop_is_not_killed(
-    runner: ChildRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_with_progress_after_a_stop_is_not_killed(runner: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "POLL_SECONDS", 0.02)
     timeout = 0.2
     pressed_at: list[float] = []
@@ -235,9 +231,7 @@ def start_supervisor(
     runner: ChildRunner, program: str, *arguments: str, timeout: float, terminal: int | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a parent process; with a terminal, it is session leader and controls the terminal."""
-    take_terminal = (
-        "" if terminal is None else "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-    )
+    take_terminal = "" if terminal is None else "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     argv = [take_terminal + SUPERVISOR_CODE, str(runner.folder), program, str(runner.folder), *arguments]
     stream = subprocess.DEVNULL if terminal is None else terminal
     return subprocess.Popen(
@@ -251,10 +245,7 @@ def start_supervisor(
 @pytest.mark.parametrize("tree", TREES)
 def test_no_process_outlives_a_killed_parent(runner: ChildRunner, tree: str) -> None:
     program, members = TREES[tree]
-    with (
-        liveness_monitor() as monitor,
-        start_supervisor(runner, program, monitor.port, timeout=0.01) as parent,
-    ):
+    with liveness_monitor() as monitor, start_supervisor(runner, program, monitor.port, timeout=0.01) as parent:
         monitor.wait_for_processes(members)
         parent.kill()
         assert monitor.has_only_dead_processes()
@@ -265,10 +256,7 @@ CONNECTED_CHILD = "folder, port = __import__('sys').argv[1:]\n" + HOLD_CONNECTIO
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows the job ends a child immediately")
 def test_child_of_a_killed_parent_is_asked_to_stop_first(runner: ChildRunner) -> None:
-    with (
-        liveness_monitor() as monitor,
-        start_supervisor(runner, CONNECTED_CHILD, monitor.port, timeout=60) as parent,
-    ):
+    with liveness_monitor() as monitor, start_supervisor(runner, CONNECTED_CHILD, monitor.port, timeout=60) as parent:
         monitor.wait_for_processes()
         parent.kill()
         assert monitor.has_only_dead_processes()
@@ -296,9 +284,7 @@ def test_stopped_or_killed_keeper_does_not_block(runner: ChildRunner, name: str)
     disturbs = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
     with liveness_monitor() as monitor:
         status = runner.run(
-            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + disturbs + UP + "time.sleep(600)",
-            monitor.port,
-            presses=2,
+            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + disturbs + UP + "time.sleep(600)", monitor.port, presses=2
         )
         assert status.exit_code == -signal.SIGKILL
         monitor.wait_for_processes()
@@ -308,9 +294,7 @@ def test_stopped_or_killed_keeper_does_not_block(runner: ChildRunner, name: str)
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches the child")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_signal_to_the_process_group_does_not_end_the_keeper(runner: ChildRunner, name: str) -> None:
-    sends = (
-        f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
-    )
+    sends = f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
     assert runner.run("import signal, sys" + sends).exit_code == 5
 
 
@@ -327,9 +311,7 @@ def small_memory() -> Iterator[Path]:
     is_v1 = (folder / "memory").is_dir()  # control groups v1 have a tree for each resource
     group = (folder / "memory" if is_v1 else folder) / f"mmfw-test-{os.getpid()}"
     memory, swap = (
-        ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        if is_v1
-        else ("memory.max", "memory.swap.max")
+        ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if is_v1 else ("memory.max", "memory.swap.max")
     )
     try:
         group.mkdir()
@@ -361,12 +343,7 @@ def test_process_killed_for_lack_of_memory_is_counted(small_memory: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "kills"),
-    [
-        ("nr_free_pages 7\noom_kill 12\npgfault 9\n", 12),
-        (None, None),
-        ("nr_free_pages 7\n", None),
-        ("\xff", None),
-    ],
+    [("nr_free_pages 7\noom_kill 12\npgfault 9\n", 12), (None, None), ("nr_free_pages 7\n", None), ("\xff", None)],
 )
 def test_oom_kills_are_read_from_vmstat(tmp_path: Path, content: str | None, kills: int | None) -> None:
     file = tmp_path / "vmstat"

@@ -21,10 +21,7 @@ _STATUS_ACCESS_DENIED = 0xC0000022 - (1 << 32)
 
 @pytest.mark.parametrize(
     ("library", "function", "answer"),
-    [
-        (_windows._kernel32, "AssignProcessToJobObject", 0),
-        (_windows._ntdll, "NtResumeProcess", _STATUS_ACCESS_DENIED),
-    ],
+    [(_windows._kernel32, "AssignProcessToJobObject", 0), (_windows._ntdll, "NtResumeProcess", _STATUS_ACCESS_DENIED)],
     ids=["no job", "no start"],
 )
 def test_suspended_child_is_killed_after_a_fake_refusal_of_windows(
@@ -46,14 +43,10 @@ def test_suspended_child_is_killed_after_a_fake_refusal_of_windows(
 
 
 @pytest.mark.parametrize("event", [2, 5, 6], ids=["window", "user's session", "system"])
-def test_console_close_requests_a_stop_and_waits_with_a_fake_event(
-    monkeypatch: pytest.MonkeyPatch, event: int
-) -> None:
+def test_console_close_requests_a_stop_and_waits_with_a_fake_event(monkeypatch: pytest.MonkeyPatch, event: int) -> None:
     """No program can send these events, so the handler is called like by Windows: in a thread."""
     handlers = []
-    monkeypatch.setattr(
-        _windows._kernel32, "SetConsoleCtrlHandler", lambda handler, _add: handlers.append(handler)
-    )
+    monkeypatch.setattr(_windows._kernel32, "SetConsoleCtrlHandler", lambda handler, _add: handlers.append(handler))
     presses: list[int] = []
     answers: list[bool] = []
     with _windows.on_console_close(lambda: presses.append(event)):

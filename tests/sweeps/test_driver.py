@@ -54,10 +54,7 @@ class Sweep:
     def write_search(self, trials: int) -> None:
         """Write the specification of a search that runs gated commands and then scores them."""
         scores = "import pathlib, sys; pathlib.Path(sys.argv[1], 'score.json').write_text('[1]')"
-        template = {
-            "c": gated_command(self.folder),
-            "score": python_command(self.folder, scores, "{_output}"),
-        }
+        template = {"c": gated_command(self.folder), "score": python_command(self.folder, scores, "{_output}")}
         search = {"trials": trials, "sampler": "random", "metric": "score.json:0"}
         search["parameters"] = {"n": {"low": 1, "high": 10**6}}
         head = {"template": template, "resource": ["cpu", "cpu"], "search": search}
@@ -201,9 +198,7 @@ def test_failed_task_restarts_at_its_failed_command(sweep: Sweep) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
 def test_command_that_removes_its_log_fails_with_its_exit_code(sweep: Sweep) -> None:
-    removes = (
-        "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
-    )
+    removes = "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
     sweep.write(1, python_command(sweep.folder, removes, "{_output}"))
     code, output = sweep.run()
     assert code == 7 and "c0: exit code 3" in output
@@ -282,9 +277,7 @@ def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: s
 
 @requires_signals
 def test_second_ctrl_c_kills_commands_that_do_not_exit(sweep: Sweep) -> None:
-    sweep.write(
-        2, gated_command(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
-    )
+    sweep.write(2, gated_command(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"))
     driver = sweep.start()
     sweep.until_begun(2)
     driver.send_signal(signal.SIGINT)
@@ -324,17 +317,7 @@ def test_missing_program_fails_its_task(sweep: Sweep) -> None:
 
 
 def test_values_are_passed_unchanged_to_commands(sweep: Sweep) -> None:
-    values = [
-        "two words",
-        "quote's",
-        'double "d"',
-        "$HOME `x`",
-        "back\\slash",
-        "Привет",
-        "[n]",
-        "{n}",
-        "%PATH%",
-    ]
+    values = ["two words", "quote's", 'double "d"', "$HOME `x`", "back\\slash", "Привет", "[n]", "{n}", "%PATH%"]
     program = "import sys, json; print(json.dumps(sys.argv[1:]))"
     sweep.write({"v": values}, *(python_command(sweep.folder, program, word) for word in ("{v}", "[v]")))
     assert sweep.run()[0] == 0
@@ -370,10 +353,7 @@ def test_driver_waits_for_a_task_that_another_driver_is_finishing(sweep: Sweep) 
     sweep.open()
     sweep.write(1, gated_command(sweep.folder))
     assert sweep.run()[0] == 0
-    [task], [folder] = (
-        load_tasks_by_name(sweep.output).values(),
-        [SweepFolder(sweep.output).task_folder("N_0")],
-    )
+    [task], [folder] = (load_tasks_by_name(sweep.output).values(), [SweepFolder(sweep.output).task_folder("N_0")])
     with file_lock(folder.lock):
         replace(task, state="running").save(folder)  # its last command is recorded as finished
         driver = sweep.start()

@@ -22,24 +22,15 @@ pandas_testing = LazyModule("pandas.testing")
 
 pytestmark = requires_package("pandas")
 
-only_where_mlrunner_runs = pytest.mark.skipif(
-    sys.platform == "win32", reason="mlrunner does not run on Windows"
-)
+only_where_mlrunner_runs = pytest.mark.skipif(sys.platform == "win32", reason="mlrunner does not run on Windows")
 WITHOUT_LOG = "lr_0.01-seed_1"
 
 
-def add_task(
-    output: Path, name: str, params: Mapping[str, object], accuracies: Sequence[Sequence[float]] = ()
-) -> None:
+def add_task(output: Path, name: str, params: Mapping[str, object], accuracies: Sequence[Sequence[float]] = ()) -> None:
     """Create a task folder like mlrunner, with one training log per list of accuracies."""
     folder = output / name
     folder.mkdir(parents=True)
-    reserved = {
-        "_name": name,
-        "_output": str(folder),
-        "_scripts": {"train": "x > log"},
-        "_time": "20260101.1200",
-    }
+    reserved = {"_name": name, "_output": str(folder), "_scripts": {"train": "x > log"}, "_time": "20260101.1200"}
     (folder / "param").write_text(yaml.dump({**reserved, **params}, width=1_000_000), encoding="utf-8")
     (folder / "stat").write_text("train: finished\n", encoding="utf-8")
     for day, values in enumerate(accuracies, start=1):
@@ -180,9 +171,7 @@ def test_threads_read_folders_in_parallel_with_separate_caches(output: Path) -> 
     assert examiner.caches == {"last": "lr_0.1-seed_2"}, "in the order of the folders"
 
 
-def test_folders_without_parameters_are_skipped_with_a_warning(
-    output: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_without_parameters_are_skipped_with_a_warning(output: Path, caplog: pytest.LogCaptureFixture) -> None:
     (output / "begun").mkdir()
     (output / "begun" / "param").touch()
     assert len(examined(output).experiments) == 6
@@ -224,9 +213,7 @@ def _waits_for_threads(thread: Thread) -> bool:
     return any(inner.f_code is Thread.join.__code__ for inner, _ in walk_stack(frame))
 
 
-@pytest.mark.parametrize(
-    "content", ["- a\n- list", "lr: [1", "!!python/object/apply:os.getcwd []", "[" * 5000]
-)
+@pytest.mark.parametrize("content", ["- a\n- list", "lr: [1", "!!python/object/apply:os.getcwd []", "[" * 5000])
 def test_error_for_invalid_parameters_names_the_file(output: Path, content: str) -> None:
     param = output / "lr_0.1-seed_0" / "param"
     param.write_text(content, encoding="utf-8")

@@ -39,7 +39,5 @@ def test_task_fails_when_a_fake_cluster_loses_each_of_its_nodes(
     sweep.task_folder("A_1").path.mkdir()
     runner = TaskRunner(sweep, {}, shell=False, resume=lambda words, _run: list(words), timestamp="now")
     with pytest.raises(TrainingError, match="the node died") as caught:
-        RayCluster(FakeRay(), "").run(
-            runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, TaskSignals
-        )
+        RayCluster(FakeRay(), "").run(runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, TaskSignals)
     assert caught.value.exit_code == 7

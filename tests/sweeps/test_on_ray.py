@@ -240,10 +240,7 @@ def test_no_process_of_a_task_outlives_a_killed_driver(here: Path) -> None:
         ("mount --bind '{empty}' '{package}/version.py'", "of the cluster: ImportError: cannot import"),
         ("mount -t tmpfs tmpfs '{here}/shared'", "does not see {here}/shared of this machine"),
         ("mount -t tmpfs tmpfs '{here}/memes'", "does not see {here}/memes/data of this machine"),
-        (
-            "mount --bind '{locking}' '{package}/locking.py'",
-            "does not see file locks in {here}/shared",
-        ),
+        ("mount --bind '{locking}' '{package}/locking.py'", "does not see file locks in {here}/shared"),
     ],
     ids=["no mmfw", "another mmfw", "a broken mmfw", "another folder", "other data", "no locks"],
 )

@@ -82,9 +82,7 @@ def test_unused_parameter_only_appears_in_the_folder_name() -> None:
 
 
 def test_values_with_equal_spelling_get_distinct_folders() -> None:
-    specification = make_specification(
-        "template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n"
-    )
+    specification = make_specification("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
     names = [task.name for task in merge_tasks(plan_tasks(specification).tasks, [])]
     assert len({name.casefold() for name in names}) == 5
     assert names[0] == "A_x_y" and names[1].startswith("A_x_y-")
@@ -108,9 +106,7 @@ _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.float
 def test_every_value_yields_a_portable_folder_and_a_single_word(name: str, values: list[Any]) -> None:
     from mmf_win.sweeps.specification import Choice, Specification
 
-    specification = Specification(
-        {"t": "echo {a} [a-b]"}, (Choice({name: values, "a": values}),), {"a-b": "x y"}
-    )
+    specification = Specification({"t": "echo {a} [a-b]"}, (Choice({name: values, "a": values}),), {"a-b": "x y"})
     for task in plan_tasks(specification).tasks:
         assert is_portable(task.name)
         assert Path("sweep", task.name).resolve().parent == Path("sweep").resolve()
@@ -121,11 +117,7 @@ WRONG = {
     "an unset parameter": ("template: {t: 'echo {b}'}\n---\na: 1\n", {}, "b has no value"),
     "braces and brackets": ("template: {t: 'echo {a} [a]'}\n---\na: 1\n", {}, "braces and in brackets"),
     "an open quote": ('template: {t: "echo \'x"}\n---\na: 1\n', {}, "quotation"),
-    "an alias in a template": (
-        "template: {t: 'echo {a}'}\nalias: {a: {x: {b: 1}}}\n---\na: x\n",
-        {},
-        "is an alias",
-    ),
+    "an alias in a template": ("template: {t: 'echo {a}'}\nalias: {a: {x: {b: 1}}}\n---\na: x\n", {}, "is an alias"),
     "an unknown case": ("template: {t: echo}\nalias: {a: {x: {b: 1}}}\n---\na: y\n", {}, "no case y"),
     "an unknown title": ("template: {t: echo}\n---\na: 1\n_title: one\n", {"title": "two"}, "title two"),
     "an unknown command": ("template: {t: echo}\n---\na: 1\n", {"commands": ["u"]}, "unknown command u"),
@@ -187,9 +179,7 @@ def test_sample_draws_the_same_combinations_as_earlier_versions() -> None:
 
 
 def test_only_started_tasks_of_an_oversized_grid_are_listed(tmp_path: Path) -> None:
-    text = "template: {t: 'echo {a} {b}'}\n---\n" + "".join(
-        f"{name}: {list(range(1000))}\n" for name in ("a", "b")
-    )
+    text = "template: {t: 'echo {a} {b}'}\n---\n" + "".join(f"{name}: {list(range(1000))}\n" for name in ("a", "b"))
     sweep = SweepFolder(tmp_path)
     sweep.specification.write_text(text, encoding="utf-8")
     tasks = [write_ended_task(sweep, task) for task in plan_tasks(make_specification(text), sample=2).tasks]

@@ -18,14 +18,10 @@ from tests.worlds.small_sweeps import forbid_resume, write_ended_task, write_fin
 _TEMPLATE = "mmfw train nope [seed]"
 
 
-def _run(
-    folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE, seconds: float = 0.0
-) -> Task:
+def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE, seconds: float = 0.0) -> Task:
     """Run a task that an earlier driver has started with these runs."""
     sweep, task = SweepFolder(folder), Task("task", {"seed": 1}, ("one",))
-    replace(write_ended_task(sweep, task, "queued"), runs=runs, seconds=seconds).save(
-        sweep.task_folder("task")
-    )
+    replace(write_ended_task(sweep, task, "queued"), runs=runs, seconds=seconds).save(sweep.task_folder("task"))
     return TaskRunner(sweep, {"one": template}, shell=False, resume=forbid_resume, timestamp="now").run(
         task, Slot(0, "cpu", {}), lambda _: None
     )

@@ -84,9 +84,7 @@ def test_repeated_combination_is_not_run_again(sweep: SweepFolder) -> None:
 
 
 def test_ranges_are_logarithmic_integer_or_stepped(sweep: SweepFolder) -> None:
-    domain = (
-        "{x: {low: 1, high: 1000, log: true}, y: {low: 0.0, high: 1.0, step: 0.25}, z: {low: 1.0, high: 2}}"
-    )
+    domain = "{x: {low: 1, high: 1000, log: true}, y: {low: 0.0, high: 1.0, step: 0.25}, z: {low: 1.0, high: 2}}"
     rows = _run(sweep, _asked(f"trials: 10\nparameters: {domain}"))
     assert all(type(row.values["x"]) is int and row.values["y"] % 0.25 == 0 for row in rows)
     assert all(type(row.values["z"]) is float for row in rows)
@@ -163,9 +161,7 @@ def test_drivers_that_see_a_task_end_record_it_once(sweep: SweepFolder) -> None:
 
 
 def test_lost_study_is_an_error_before_trials_run_again(sweep: SweepFolder) -> None:
-    specification = _asked(
-        "trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
-    )
+    specification = _asked("trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
     lost = _run(sweep, specification)[0]
     for content in (b"damaged", b""):  # empty as SQLite creates it; Windows cannot remove an open file
         sweep.study.write_bytes(content)
@@ -183,9 +179,7 @@ def test_lost_study_is_an_error_before_trials_run_again(sweep: SweepFolder) -> N
 
 
 def test_trials_of_a_dead_driver_are_run_or_recorded(sweep: SweepFolder) -> None:
-    specification = _asked(
-        "trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
-    )
+    specification = _asked("trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
     dead = _search(sweep, specification)
     proposed = [dead.propose_task() for _ in range(2)]
     first, second = (task for task in proposed if task is not None)
@@ -200,9 +194,7 @@ def test_trials_of_a_dead_driver_are_run_or_recorded(sweep: SweepFolder) -> None
 
 
 @pytest.mark.parametrize("chosen", [(), ("x",), ("x", "kind")], ids=["nothing", "some", "a repetition"])
-def test_trial_of_a_driver_killed_while_choosing_does_not_count(
-    sweep: SweepFolder, chosen: tuple[str, ...]
-) -> None:
+def test_trial_of_a_driver_killed_while_choosing_does_not_count(sweep: SweepFolder, chosen: tuple[str, ...]) -> None:
     text = _TWO.replace("KINDS", "[a, b]")
     before = _run(sweep, _asked(text.format(2)))
     import optuna

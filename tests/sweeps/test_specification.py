@@ -10,12 +10,7 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.sweeps.grid import find_equal_numbers, preset_specification_text
 from mmf_win.sweeps.planning import plan_tasks
-from mmf_win.sweeps.specification import (
-    Choice,
-    find_surprising_readings,
-    parse_specification,
-    read_text,
-)
+from mmf_win.sweeps.specification import Choice, find_surprising_readings, parse_specification, read_text
 from mmf_win.sweeps.specification import render_argv as words
 from tests.worlds.small_sweeps import ROOT, make_specification
 
@@ -29,10 +24,7 @@ def test_file_contains_a_header_and_choices() -> None:
     )
     assert specification.template == {"train": "echo {lr}", "test": "echo"}
     assert specification.resource == ("0", "1,2", "cpu")
-    assert specification.choices == (
-        Choice({"lr": [1, 2], "flag": [True]}, "both", ("test",)),
-        Choice({"lr": [3]}),
-    )
+    assert specification.choices == (Choice({"lr": [1, 2], "flag": [True]}, "both", ("test",)), Choice({"lr": [3]}))
 
 
 WRONG = {
@@ -54,10 +46,7 @@ WRONG = {
     "a shell of its own": (HEAD + "shell: bash\n---\nlr: 1\n", "true or false"),
     "a search without trials": (HEAD + "search: {parameters: {lr: [1]}}\n", "'trials'"),
     "a search for nothing": (HEAD + "search: {trials: 3}\n", "'parameters'"),
-    "a range of texts": (
-        HEAD + "search: {trials: 3, parameters: {lr: {low: 1e-6, high: 1e-3}}}\n",
-        "range of numbers",
-    ),
+    "a range of texts": (HEAD + "search: {trials: 3, parameters: {lr: {low: 1e-6, high: 1e-3}}}\n", "range of numbers"),
     "a date": (HEAD + "---\nlr: 2026-01-01\n", "not a text, number"),
     "nothing for a value": (HEAD + "---\nlr: [1, null]\n", "not a text, number"),
     "a list for a value": (HEAD + "---\nlr: [[1, 2]]\n", "not a text, number"),
@@ -86,10 +75,7 @@ WRONG = {
         HEAD + "search: {trials: 3, parameters: {lr: {low: 0.0, high: .inf}}}\n",
         "low must not be above high",
     ),
-    "a step back": (
-        HEAD + "search: {trials: 3, parameters: {lr: {low: 0, high: 9, step: -1}}}\n",
-        "step must be",
-    ),
+    "a step back": (HEAD + "search: {trials: 3, parameters: {lr: {low: 0, high: 9, step: -1}}}\n", "step must be"),
     "a text for a seed": (HEAD + "search: {trials: 3, seed: x, parameters: {lr: [1]}}\n", "'seed'"),
     "an unknown sampler": (
         HEAD + "search: {trials: 3, sampler: x, parameters: {lr: [1]}}\n",
@@ -116,13 +102,9 @@ def test_error_for_a_binary_file_names_it(tmp_path: Path) -> None:
         read_text(file)
 
 
-@pytest.mark.parametrize(
-    "path", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
-)
+@pytest.mark.parametrize("path", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"])
 def test_path_argument_may_contain_placeholder_characters(path: str) -> None:
-    specification = make_specification(
-        preset_specification_text(path, [7], ["a[0].lr=1,2"], ["--data-dir", path])
-    )
+    specification = make_specification(preset_specification_text(path, [7], ["a[0].lr=1,2"], ["--data-dir", path]))
     task = plan_tasks(specification).tasks[0]
     filled = words(specification.template["train"], task.values)
     assert filled == ["mmfw", "train", path, "--data-dir", path, "a[0].lr=1", "--seed", "7"]
@@ -141,9 +123,7 @@ def test_surprising_yaml_readings_are_found() -> None:
         "0b11": 3,
         "-07": -7,
     }
-    plain = (
-        "a: [0, 10, 08, 1e-5, 0.5, -1, '016', \"on\", true, False, y, one, GPU-0, 1.0e-3, 0.0_1x, 10.0.0.1]\n"
-    )
+    plain = "a: [0, 10, 08, 1e-5, 0.5, -1, '016', \"on\", true, False, y, one, GPU-0, 1.0e-3, 0.0_1x, 10.0.0.1]\n"
     assert find_surprising_readings(f"template: {{t: echo}}\n---\n{plain}") == {}
 
 
@@ -152,9 +132,7 @@ def test_equal_numbers_are_found_and_stay_distinct() -> None:
     specification = make_specification(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
     assert find_equal_numbers(specification) == {"a": ["1e-5", "1e-05"]}
     assert specification.choices[0].values["a"][:2] == ["1e-5", 1e-05]
-    typed = make_specification(
-        preset_specification_text("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], [])
-    )
+    typed = make_specification(preset_specification_text("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
     assert find_equal_numbers(typed) == {"lr": ["1e-05", "1e-05"], "batch_size": ["16", "16.0"]}
 
 

@@ -41,9 +41,7 @@ def sweep(user_dir: Path) -> SweepFolder:
     folder = SweepFolder(user_dir / "sweep")
     for task in plan_tasks(asked).tasks:
         write_ended_task(folder, task)
-        write_finished_run(
-            folder.task_folder(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"]
-        )
+        write_finished_run(folder.task_folder(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"])
     return folder
 
 
@@ -93,9 +91,7 @@ def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFold
         *(({"baseline": [word]}, f"invalid --baseline '{word}'") for word in ("seven", "")),
     ],
 )
-def test_invalid_metric_or_baseline_is_rejected(
-    sweep: SweepFolder, options: dict[str, str], message: str
-) -> None:
+def test_invalid_metric_or_baseline_is_rejected(sweep: SweepFolder, options: dict[str, str], message: str) -> None:
     run = sweep.task_folder(load_started_tasks(sweep)[0].name).newest_run()
     assert run is not None
     for split in ("dev_seen", "test_seen"):

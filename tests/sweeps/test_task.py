@@ -93,13 +93,9 @@ def test_finished_commands_can_be_reset(sweep: SweepFolder) -> None:
     _run(sweep, _now(sweep)[0])
     for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
         with file_lock(sweep.task_folder("A_1").lock), pytest.raises(UsageError):
-            _now(sweep)[0].with_commands_reset(commands).reset_record(
-                sweep.task_folder("A_1"), UsageError("busy")
-            )
+            _now(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
         assert _now(sweep)[0].remaining_commands == []
-        _now(sweep)[0].with_commands_reset(commands).reset_record(
-            sweep.task_folder("A_1"), UsageError("busy")
-        )
+        _now(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
         assert (_now(sweep)[0].state, _now(sweep)[0].remaining_commands) == ("queued", left)
         _run(sweep, _now(sweep)[0])
     assert (_now(sweep)[0].state, _now(sweep)[0].starts) == ("success", 3)
@@ -131,9 +127,7 @@ def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
 
 
 @pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
-def test_values_with_equal_spelling_can_be_added_to_a_sweep(
-    sweep: SweepFolder, values: tuple[str, str]
-) -> None:
+def test_values_with_equal_spelling_can_be_added_to_a_sweep(sweep: SweepFolder, values: tuple[str, str]) -> None:
     write_ended_task(sweep, _now(sweep, _asked(values[0]))[0])
     assert [task.state for task in _now(sweep, _asked(values[1]))] == ["queued", "success"]
 
@@ -211,35 +205,16 @@ def test_error_for_a_wrong_type_names_the_field(sweep: SweepFolder) -> None:
 
 def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: SweepFolder) -> None:
     (sweep.path.parent / "victim").mkdir()
-    odd = [
-        "..",
-        "../victim",
-        "/",
-        "/etc",
-        "C:\\x",
-        "..\\victim",
-        "\\\\host\\x",
-        "",
-        "nul",
-        "a/../../victim/..",
-    ]
+    odd = ["..", "../victim", "/", "/etc", "C:\\x", "..\\victim", "\\\\host\\x", "", "nul", "a/../../victim/.."]
     for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
         for key in ("a", "../../victim", "/victim", ".."):
             specification = Specification({"t": "echo"}, (Choice({key: [value]}),))
             for task in plan_tasks(specification).tasks:
                 assert sweep.task_folder(task.name).path.resolve().parent == sweep.path.resolve()
-                assert (
-                    sweep.task_folder(task.with_unique_name().name).path.resolve().parent
-                    == sweep.path.resolve()
-                )
+                assert sweep.task_folder(task.with_unique_name().name).path.resolve().parent == sweep.path.resolve()
     task = write_ended_task(sweep, _now(sweep)[0])
-    write_json(
-        sweep.task_folder(task.name).record_file,
-        {"name": "../victim", "runs": {"train": {"run": "../victim"}}},
-    )
-    write_yaml(
-        sweep.task_folder(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"}
-    )
+    write_json(sweep.task_folder(task.name).record_file, {"name": "../victim", "runs": {"train": {"run": "../victim"}}})
+    write_yaml(sweep.task_folder(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"})
     assert [current.name for current in load_started_tasks(sweep)] == [task.name]
 
 

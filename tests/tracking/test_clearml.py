@@ -34,17 +34,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStu
 
 def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
     """Push missing data in a separate process; return its result, or its error output."""
-    command = [
-        sys.executable,
-        "-m",
-        "mmf_win",
-        "track",
-        "push",
-        *map(str, words),
-        "--to",
-        "clearml",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--to", "clearml", "--json"]
     environ = {**os.environ, "PYTHONUTF8": "1", "MMFW_PASSWORD": "s3cret-s3cret"}
     ended = subprocess.run(
         [*command, "--save-dir", str(world.save)], capture_output=True, encoding="utf-8", env=environ
@@ -61,22 +51,12 @@ def losses(run: Run) -> list[tuple[int, int, float]]:
 
 def test_stub_receives_the_data_of_a_run_once(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_predicted_run(overrides=["env.api_token=hunter2-hunter2", "optimizer.params.lr=5e-5"])
-    record = {
-        "split": SPLIT,
-        "created": START_TIME + 7.0,
-        "auroc": 0.75,
-        "members": [{"checkpoint_sha256": "x"}],
-    }
+    record = {"split": SPLIT, "created": START_TIME + 7.0, "auroc": 0.75, "members": [{"checkpoint_sha256": "x"}]}
     [csv] = run.reports.glob("*.csv")
     write_json(csv.with_suffix(".metrics.json"), record)
     [pushed] = push(world)
     task = stub.task()
-    assert (pushed["id"], pushed["new"], task["name"], task["status"]) == (
-        task["id"],
-        True,
-        run.id,
-        "completed",
-    )
+    assert (pushed["id"], pushed["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
     assert pushed["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
     assert stub.series("loss", "train") == losses(run)
     assert [update for update, _, _ in stub.series("auroc", "val")] == [30, 60, 90, 120]
@@ -84,31 +64,23 @@ def test_stub_receives_the_data_of_a_run_once(world: ReportWorld, stub: ClearMLS
     params = stub.hyperparameters("mmfw")
     assert (params["optimizer.params.lr"], params["env.api_token"]) == ("5e-05", "<secret>")
     assert stub.hyperparameters("properties") == {"mmfw.outcome": "done"}
-    files = {
-        artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]
-    }
+    files = {artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]}
     assert files.keys() == {"request.json", csv.name, csv.with_suffix(".metrics.json").name}
     assert files[csv.name] == csv.read_bytes()
-    assert (
-        b"<secret>" in files["request.json"] and b"hunter2" not in stub.received_bytes + files["request.json"]
-    )
+    assert b"<secret>" in files["request.json"] and b"hunter2" not in stub.received_bytes + files["request.json"]
     assert not any(word in stub.received_bytes for word in (b"s3cret", b"--save-dir", b"argv"))
     stub.requests.clear()
     [again] = push(world)
     assert not again["new"] and [action for action, _ in stub.requests] == ["debug.ping"]
 
 
-def test_stub_has_the_same_task_and_points_after_upload_state_was_lost(
-    world: ReportWorld, stub: ClearMLStub
-) -> None:
+def test_stub_has_the_same_task_and_points_after_upload_state_was_lost(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_run()
     [pushed] = push(world)
     before = dict(stub.points)
     remove_tree(run.tracking)
     [again] = push(world)
-    assert (
-        (again["new"], again["id"]) == (True, pushed["id"]) and stub.points == before and len(stub.tasks) == 1
-    )
+    assert (again["new"], again["id"]) == (True, pushed["id"]) and stub.points == before and len(stub.tasks) == 1
 
 
 def test_stub_receives_a_new_branch_as_another_series(world: ReportWorld, stub: ClearMLStub) -> None:
@@ -117,14 +89,10 @@ def test_stub_receives_a_new_branch_as_another_series(world: ReportWorld, stub: 
     report_world.write_events(run, [*attempt_events("1", 0, 120), *attempt_events("2", 60, 120)])
     push(world)
     assert [update for update, _, _ in stub.series("loss", "train/2")] == [70, 80, 90, 100, 110, 120]
-    assert (
-        len(stub.series("loss", "train")) == 12 and stub.hyperparameters("properties")["resumed_at"] == "60"
-    )
+    assert len(stub.series("loss", "train")) == 12 and stub.hyperparameters("properties")["resumed_at"] == "60"
 
 
-def test_stub_keeps_one_model_and_reopens_an_ended_task_for_a_new_one(
-    world: ReportWorld, stub: ClearMLStub
-) -> None:
+def test_stub_keeps_one_model_and_reopens_an_ended_task_for_a_new_one(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_run()
     best = run.checkpoints / "best.ckpt"
     run.checkpoints.mkdir()
@@ -136,9 +104,7 @@ def test_stub_keeps_one_model_and_reopens_an_ended_task_for_a_new_one(
         assert task["models"]["output"] == [{"name": "best", "model": model["id"]}]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status"), [("interrupted", "stopped"), (None, "stopped"), ("internal", "failed")]
-)
+@pytest.mark.parametrize(("outcome", "status"), [("interrupted", "stopped"), (None, "stopped"), ("internal", "failed")])
 def test_stub_receives_the_outcome_of_a_run(
     world: ReportWorld, stub: ClearMLStub, outcome: str | None, status: str
 ) -> None:
@@ -177,9 +143,7 @@ def test_points_rejected_by_a_stub_are_an_error(world: ReportWorld, stub: ClearM
     assert "Invalid task id" in push(world, code=6)
 
 
-def test_unreachable_server_is_an_error_and_recorded_by_a_follower(
-    world: ReportWorld, stub: ClearMLStub
-) -> None:
+def test_unreachable_server_is_an_error_and_recorded_by_a_follower(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_run()
     stub.stop_servers()
     assert "again later" in push(world, code=6)
@@ -255,16 +219,10 @@ def test_offline_session_can_be_imported_into_a_stub(
     assert stub.requests == []
     monkeypatch.delenv("CLEARML_OFFLINE_MODE")
     imports = "import sys; from clearml import Task; Task.import_offline_session(sys.argv[1])"
-    ended = subprocess.run(
-        [sys.executable, "-c", imports, str(session)], capture_output=True, encoding="utf-8"
-    )
+    ended = subprocess.run([sys.executable, "-c", imports, str(session)], capture_output=True, encoding="utf-8")
     assert ended.returncode == 0, ended.stderr
     task = stub.task()
     assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", kept["tags"])
-    assert (
-        stub.series("loss", "train") == losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
-    )
-    files = {
-        artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]
-    }
+    assert stub.series("loss", "train") == losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
+    files = {artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]}
     assert files.keys() == {"config.yaml", "request.json"} and b"<secret>" in files["request.json"]

@@ -64,9 +64,7 @@ def test_registered_dataset_is_downloaded_from_a_stub_verified_and_used_in_place
     copy = Path(result["data_dir"])
     assert copy.is_relative_to(os.environ["CLEARML_CACHE_DIR"]) and result["already_done"]
     for part in ("annotations", "images"):
-        assert read_tree(copy / "datasets/hateful_memes/defaults" / part) == read_tree(
-            mmf_paths.dataset.root / part
-        )
+        assert read_tree(copy / "datasets/hateful_memes/defaults" / part) == read_tree(mmf_paths.dataset.root / part)
     assert result["splits"]["train"]["rows"] == 6
     elsewhere = run("convert", "--clearml-dataset", dataset_id, "--data-dir", user_dir / "other")
     assert MmfPaths.resolve(user_dir / "other").dataset.annotation_file("train").is_file()

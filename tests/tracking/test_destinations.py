@@ -85,9 +85,7 @@ def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
     assert run_follower("wandb", run).returncode == 3
     assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
-    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, (
-        "the training starts anyway"
-    )
+    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "the training starts anyway"
 
 
 @needs_clearml
@@ -99,9 +97,7 @@ def test_note_says_that_clearml_is_offline(
     monkeypatch.setenv("CLEARML_CACHE_DIR", str(mmfw_home))
     [pushed], notes = push(world, "--to", "clearml")
     [sent] = load_upload_states(run)
-    assert (
-        pushed["upload"] == sent.upload == "offline" and Path(pushed["link"]).parent == mmfw_home / "offline"
-    )
+    assert pushed["upload"] == sent.upload == "offline" and Path(pushed["link"]).parent == mmfw_home / "offline"
     assert "import_offline_session" in notes
 
 
@@ -198,9 +194,7 @@ def test_wandb_key_is_found_wherever_wandb_login_writes_it(
     if source == "variable":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     elif source == "netrc":
-        (mmfw_home / ".netrc").write_text(
-            "machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8"
-        )
+        (mmfw_home / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8")
     else:
         (mmfw_home / "settings").write_text("[default]\napi_key = k\n", encoding="utf-8")
     assert wandb_tracker.WandbTracker().require_settings()

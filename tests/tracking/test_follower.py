@@ -75,9 +75,7 @@ def test_unreachable_tracker_does_not_delay_another_with_fake_followers(
     assert dead.name in warning and run.id in warning
 
 
-def test_follower_of_a_hanging_fake_tracker_ends_and_logs_the_location(
-    world: ReportWorld,
-) -> None:
+def test_follower_of_a_hanging_fake_tracker_ends_and_logs_the_location(world: ReportWorld) -> None:
     command = [sys.executable, "-c", _STUCK, str(world.add_run().path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

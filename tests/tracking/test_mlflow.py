@@ -73,25 +73,12 @@ def send(run: Run) -> bool:
 def test_data_of_a_run_is_sent_once(
     world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, tmp_path: Path
 ) -> None:
-    run = world.add_run(
-        overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2", "a.password=pw"]
-    )
+    run = world.add_run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2", "a.password=pw"])
     csv = world.add_predictions(run)
-    scores = {
-        "auroc": 0.71,
-        "f1": 0.5,
-        "threshold": 0.5,
-        "rows": 32,
-        "created": START_TIME + 500.0,
-        "split": SPLIT,
-    }
-    write_json(
-        metrics_file.metrics_path(csv), {**scores, "members": [{"checkpoint_sha256": "of no checkpoint"}]}
-    )
+    scores = {"auroc": 0.71, "f1": 0.5, "threshold": 0.5, "rows": 32, "created": START_TIME + 500.0, "split": SPLIT}
+    write_json(metrics_file.metrics_path(csv), {**scores, "members": [{"checkpoint_sha256": "of no checkpoint"}]})
     run.checkpoints.mkdir()
-    (run.checkpoints / "config.yaml").write_text(
-        "env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8"
-    )
+    (run.checkpoints / "config.yaml").write_text("env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8")
     [pushed] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
     stored_run = mlflow.only_run()
     assert pushed["new"] and pushed["id"] == stored_run.info.run_id and stored_run.info.run_name == run.id
@@ -101,11 +88,7 @@ def test_data_of_a_run_is_sent_once(
     assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (START_TIME + 500)), 0.71)]
     assert f"{SPLIT}/threshold" not in mlflow.series_names()
     params = stored_run.data.params
-    assert (params["preset"], params["optimizer.params.lr"], params["device"]) == (
-        "mmbt_grid",
-        "5e-05",
-        "cuda:0",
-    )
+    assert (params["preset"], params["optimizer.params.lr"], params["device"]) == ("mmbt_grid", "5e-05", "cuda:0")
     assert (params["env.api_key"], params["a.password"]) == ("<secret>", "<secret>")
     config = mlflow.download_text("config.yaml", tmp_path)
     assert "hunter2" not in config + mlflow.download_text("request.json", tmp_path) and "lr: 1" in config
@@ -159,17 +142,13 @@ def test_server_receives_events_from_its_downtime(
                 waits_for(lambda sent, stored_run=events: sent.events.get("events.jsonl") == stored_run)
                 if round_ == 2:
                     process.communicate()
-            append_events(
-                run, [{"t": START_TIME, "kind": "note", "attempt": "1", "text": "it is down again"}]
-            )
+            append_events(run, [{"t": START_TIME, "kind": "note", "attempt": "1", "text": "it is down again"}])
     assert process.returncode == 0
     for name in ("loss", "lr"):
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 
-def test_run_is_found_by_its_key_after_upload_state_was_lost(
-    world: ReportWorld, mlflow: MlflowExperiment
-) -> None:
+def test_run_is_found_by_its_key_after_upload_state_was_lost(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
     assert send(run)
     before = mlflow.only_run()
@@ -190,9 +169,7 @@ def test_deleted_run_is_created_again(world: ReportWorld, mlflow: MlflowExperime
     assert mlflow.points("train/loss") == points_of(run, "loss")
 
 
-def test_resume_from_an_older_checkpoint_starts_another_branch(
-    world: ReportWorld, mlflow: MlflowExperiment
-) -> None:
+def test_resume_from_an_older_checkpoint_starts_another_branch(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
     assert send(run)
     first = len(read_events(run.events))
@@ -214,13 +191,7 @@ def test_resume_from_an_older_checkpoint_starts_another_branch(
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
-    [
-        (None, "KILLED"),
-        ("interrupted", "KILLED"),
-        ("nan", "FAILED"),
-        ("cuda_oom", "FAILED"),
-        ("ok", "FINISHED"),
-    ],
+    [(None, "KILLED"), ("interrupted", "KILLED"), ("nan", "FAILED"), ("cuda_oom", "FAILED"), ("ok", "FINISHED")],
 )
 def test_the_outcome_becomes_the_status(
     world: ReportWorld, mlflow: MlflowExperiment, outcome: Any, status: str
@@ -283,9 +254,7 @@ def test_checkpoint_replaced_during_upload_arrives_unchanged(
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
 
 
-def test_runs_of_a_sweep_are_its_children(
-    world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner
-) -> None:
+def test_runs_of_a_sweep_are_its_children(world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner) -> None:
     sweep = world.save / "sweeps" / "grid"
     for task in ("lr=1", "lr=2"):
         run = world.add_run(f"sweeps/grid/{task}/mmbt_grid")
@@ -314,11 +283,7 @@ def test_page_of_a_run_shows_the_curve(world: ReportWorld, mlflow: MlflowExperim
 
 
 def test_password_in_the_address_is_in_no_link_and_no_state_file(
-    world: ReportWorld,
-    mlflow: MlflowExperiment,
-    server: str,
-    mmfw: MmfwRunner,
-    monkeypatch: pytest.MonkeyPatch,
+    world: ReportWorld, mlflow: MlflowExperiment, server: str, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.replace("//", "//me:hunter2@"))
@@ -328,16 +293,12 @@ def test_password_in_the_address_is_in_no_link_and_no_state_file(
 
 
 @pytest.mark.parametrize("odd", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
-def test_unreadable_scores_do_not_block_other_data(
-    world: ReportWorld, mlflow: MlflowExperiment, odd: bytes
-) -> None:
+def test_unreadable_scores_do_not_block_other_data(world: ReportWorld, mlflow: MlflowExperiment, odd: bytes) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
     metrics_file.metrics_path(csv).write_bytes(odd)
     assert send(run)
-    assert mlflow.only_run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.list_files(
-        "reports"
-    )
+    assert mlflow.only_run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.list_files("reports")
 
 
 def test_follower_of_a_prediction_does_not_wait_for_a_concurrent_training(
@@ -366,18 +327,14 @@ def test_a_run_is_not_removed_while_it_is_sent(
     require_unused(run)
 
 
-def test_follower_leaves_the_run_to_another_after_mmfw_ended(
-    world: ReportWorld, mlflow: MlflowExperiment
-) -> None:
+def test_follower_leaves_the_run_to_another_after_mmfw_ended(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
     with UploadState.load(run, create_tracker("mlflow")).upload_lock(run):
         assert run_follower("mlflow", run).returncode == 0
     assert mlflow.runs() == []
 
 
-def test_tasks_that_start_together_get_the_same_tracking_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_that_start_together_get_the_same_tracking_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, keys = threading.Event(), list[str]()
 
     def ask() -> None:

@@ -45,9 +45,7 @@ def note_of(run: Run) -> dict[str, Any]:
     return dict(read_json(file))
 
 
-def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
-    run: Run, tracker: RecordingTracker
-) -> None:
+def test_a_finished_run_arrives_with_its_points_settings_files_and_state(run: Run, tracker: RecordingTracker) -> None:
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
     assert tracker.steps("val/auroc") == [30, 60, 90, 120]
@@ -248,9 +246,7 @@ def test_final_checkpoint_is_sent_even_if_the_clock_has_not_moved(
     assert tracker.files["checkpoints/current.ckpt"] == [b"first", b"the second"]
 
 
-def test_scores_carry_the_update_of_their_checkpoint(
-    world: ReportWorld, run: Run, tracker: RecordingTracker
-) -> None:
+def test_scores_carry_the_update_of_their_checkpoint(world: ReportWorld, run: Run, tracker: RecordingTracker) -> None:
     saves = [("older", 60, False), ("best", 90, True)]
     events = [{"sha256": sha256, "update": update, "best": is_best} for sha256, update, is_best in saves]
     append_events(run, [{"t": START_TIME, "kind": "checkpoint", "attempt": "1", **event} for event in events])

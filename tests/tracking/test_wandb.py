@@ -98,15 +98,8 @@ def test_data_of_a_run_is_sent_once_without_machine_details(world: ReportWorld) 
     append_events(run, attempt_events("2", 120, 130))
     events = read_events(run.events)
     run.events.write_bytes(b"")
-    append_events(
-        run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events]
-    )  # present-day times
-    scores = {
-        "auroc": 0.71,
-        "created": START_TIME,
-        "split": SPLIT,
-        "members": [{"checkpoint_sha256": "none"}],
-    }
+    append_events(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # present-day times
+    scores = {"auroc": 0.71, "created": START_TIME, "split": SPLIT, "members": [{"checkpoint_sha256": "none"}]}
     csv = world.add_predictions(run)
     write_json(metrics_file.metrics_path(csv), scores)
     sent = push(run)
@@ -139,9 +132,7 @@ def test_each_upload_creates_a_folder_with_the_new_data(world: ReportWorld) -> N
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
-    assert {file.name for file in run.tracking.rglob("*.wandb")} == {
-        f"run-{load_upload_states(run)[0].id}.wandb"
-    }
+    assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{load_upload_states(run)[0].id}.wandb"}
     assert len(series(first, "train/loss")) == 12 and series(second, "train/loss") == []
     assert series(second, "train/loss/2") == training_points(run, "loss", before), "repeated updates are kept"
     summary = values(of_kind(second, "summary")[0].update)

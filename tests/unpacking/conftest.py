@@ -20,9 +20,7 @@ FILES: Files = {
     "z/empty": b"",
     "z/last": bytes(5000),
 }
-ENTRIES = {
-    name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()
-}
+ENTRIES = {name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()}
 MANIFEST_FILES = {MANIFEST_NAME, "SHA256SUMS.json"}
 
 
@@ -53,8 +51,6 @@ def sha256(path: Path) -> str:
 
 def file_identities(folder: Path) -> dict[str, tuple[int, int]]:
     """Return inode and mtime of each file, which change when it is written again."""
-    files = [
-        file for file in folder.rglob("*") if file.is_file() and file.name not in (*MANIFEST_FILES, LOCK_NAME)
-    ]
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*MANIFEST_FILES, LOCK_NAME)]
     states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
     return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}

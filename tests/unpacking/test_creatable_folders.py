@@ -27,9 +27,7 @@ def test_creatable_folders_are_accepted_and_not_created(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["MMF_CACHE_DIR", "MMF_DATA_DIR"])
 @pytest.mark.parametrize("below", ["", "cache/mmf"])
-def test_file_in_place_of_a_folder_is_rejected_with_its_variable(
-    tmp_path: Path, variable: str, below: str
-) -> None:
+def test_file_in_place_of_a_folder_is_rejected_with_its_variable(tmp_path: Path, variable: str, below: str) -> None:
     file, folder = tmp_path / "file", tmp_path / "file" / below
     file.touch()
     error = _folder_error(*([folder, tmp_path] if variable == "MMF_CACHE_DIR" else [tmp_path, folder]))

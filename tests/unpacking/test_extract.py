@@ -39,10 +39,7 @@ def test_extracted_files_are_recorded_and_not_read_again(
     manifest = extract_verified(archive, folder)
     assert read_tree(folder) == FILES
     assert manifest.files == ENTRIES
-    assert (manifest.hash_origin, manifest.source) == (
-        "archive",
-        ManifestSource.from_path(archive, sha256(archive)),
-    )
+    assert (manifest.hash_origin, manifest.source) == ("archive", ManifestSource.from_path(archive, sha256(archive)))
     loaded = Manifest.load(folder)
     assert loaded == manifest
     with monkeypatch.context() as patch:  # hashing would fail
@@ -60,9 +57,7 @@ def test_zip_tar_and_folder_get_a_manifest(user_dir: Path, folder: Path) -> None
     assert (manifest.files, manifest.hash_origin) == (ENTRIES, "recorded")
 
 
-def test_files_are_flushed_before_they_are_moved(
-    archive: Path, folder: Path, flush_recorder: FlushRecorder
-) -> None:
+def test_files_are_flushed_before_they_are_moved(archive: Path, folder: Path, flush_recorder: FlushRecorder) -> None:
     extract_verified(archive, folder)
     assert all(flush_recorder.is_flushed(folder / name) for name in [*FILES, *MANIFEST_FILES])
     assert all(rename.is_flushed for rename in flush_recorder.renames)
@@ -139,17 +134,12 @@ def test_flipped_byte_in_the_archive_is_detected_or_harmless(user_dir: Path) -> 
             for name in ("../outside", "/etc/outside", "a/../../outside", "C:\\outside")
         ),
         *((hostile_archives.tar_member(name), "Windows") for name in ("con.txt", "ab:c", "trailing.")),
-        (
-            hostile_archives.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"),
-            "symbolic links are not supported",
-        ),
+        (hostile_archives.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "symbolic links are not supported"),
         *((hostile_archives.tar_member(name), "have the same target file") for name in ("good", "GOOD")),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_hostile_member_is_rejected(
-    member: tarfile.TarInfo, reason: str, user_dir: Path, folder: Path
-) -> None:
+def test_hostile_member_is_rejected(member: tarfile.TarInfo, reason: str, user_dir: Path, folder: Path) -> None:
     hostile_archives.write_zeros_tar(user_dir / "a.tar", hostile_archives.tar_member("good"), member)
     with pytest.raises(ArchiveError, match=reason):
         extract_verified(user_dir / "a.tar", folder)

@@ -27,10 +27,7 @@ def test_only_damaged_files_are_extracted_again(
     hostile_archives.flip_byte(folder / "fc7_w.pkl", 100)
     (folder / "z/empty").unlink()
     problems = find_damage(manifest, full=True)
-    assert [(problem.kind, problem.path) for problem in problems] == [
-        ("changed", "fc7_w.pkl"),
-        ("missing", "z/empty"),
-    ]
+    assert [(problem.kind, problem.path) for problem in problems] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
     written_names.clear()
     extract_verified(archive, folder)
     assert written_names == ["fc7_w.pkl", "empty"]
@@ -59,9 +56,7 @@ def test_repaired_file_is_flushed_before_it_is_moved(
 def test_wrong_recorded_size_is_repaired_by_extracting_again(archive: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
     name = "detectron.lmdb/data.mdb"
-    replace(
-        manifest, files={**manifest.files, name: ManifestEntry(manifest.files[name].sha256, 7)}
-    ).save_stamps()
+    replace(manifest, files={**manifest.files, name: ManifestEntry(manifest.files[name].sha256, 7)}).save_stamps()
     loaded = Manifest.load(folder)
     assert loaded is not None
     assert [(problem.kind, problem.path) for problem in find_damage(loaded)] == [("changed", name)]

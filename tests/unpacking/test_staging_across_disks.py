@@ -22,12 +22,7 @@ from tests.worlds.mounts import mount_filesystem
 
 __all__ = ["disk"]
 
-OLD: Files = {
-    "images/img/1": b"old 1",
-    "images/img/sub/2": b"old 2",
-    "annotations/a": b"old a",
-    "sums": b"old",
-}
+OLD: Files = {"images/img/1": b"old 1", "images/img/sub/2": b"old 2", "annotations/a": b"old a", "sums": b"old"}
 NEW: Files = {"images/img/1": b"new 1", "images/img/3": b"new 3", "annotations/a": b"new a", "sums": b"new"}
 _SHM = Path("/dev/shm")
 
@@ -62,17 +57,12 @@ def install(root: Path) -> None:
     with open_staging(root) as staging:
         write_tree(NEW, staging.new_dir)
         moves = [(None, root / name) for name in ("sums", "images/img")]
-        staging.install(
-            [*moves, *((staging.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))]
-        )
+        staging.install([*moves, *((staging.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))])
 
 
 def contents(root: Path) -> Files:
     """Return all files except the lock, by path."""
-    files = {
-        **read_tree(root),
-        **{f"images/{name}": content for name, content in read_tree(root / "images").items()},
-    }
+    files = {**read_tree(root), **{f"images/{name}": content for name, content in read_tree(root / "images").items()}}
     return {name: content for name, content in files.items() if name != ".mmfw-lock"}
 
 
@@ -89,10 +79,7 @@ def test_single_files_and_new_folders_are_installed(root: Path) -> None:
         write_tree({"1": b"repaired", "sub/2": b"repaired"}, staging.new_dir)
         images = root / "images"
         staging.install(
-            [
-                (staging.new_dir / "1", images / "img" / "1"),
-                (staging.new_dir / "sub", images / "more" / "sub"),
-            ]
+            [(staging.new_dir / "1", images / "img" / "1"), (staging.new_dir / "sub", images / "more" / "sub")]
         )
     expected = {**OLD, "images/img/1": b"repaired", "images/more/sub/2": b"repaired"}
     assert contents(root) == expected
@@ -109,9 +96,7 @@ def _restore_files(root: Path, saved: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", range(1, 7))
-def test_installation_failing_at_any_rename_restores_all_old_files(
-    failing: int, root: Path, disk: Disk
-) -> None:
+def test_installation_failing_at_any_rename_restores_all_old_files(failing: int, root: Path, disk: Disk) -> None:
     disk.fail(OSError(errno.EIO, "the disk fails once"), lambda step: step == failing)
     with pytest.raises(OSError, match="fails once"):
         install(root)
@@ -132,9 +117,7 @@ def test_full_disk_changes_nothing(root: Path, small_disk: Path) -> None:
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
-def test_installation_killed_at_any_step_is_completed_by_the_next(
-    root: Path, tmp_path: Path, disk: Disk
-) -> None:
+def test_installation_killed_at_any_step_is_completed_by_the_next(root: Path, tmp_path: Path, disk: Disk) -> None:
     saved = write_tree(OLD, tmp_path / "saved")
     for last in count(1):
         disk.fail(Killed(), lambda step, last=last: step >= last)  # type: ignore[misc]

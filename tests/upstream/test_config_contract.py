@@ -158,10 +158,7 @@ def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[st
     for name, (model, config, settings) in configurations.items():
         yield name, ConfigQuery(model, config, settings)
         if name.startswith("preset"):
-            yield (
-                f"{name}, overridden",
-                with_overrides(root, folder, ConfigQuery(model, config, settings), OVERRIDES),
-            )
+            yield (f"{name}, overridden", with_overrides(root, folder, ConfigQuery(model, config, settings), OVERRIDES))
     yield "", ConfigQuery(*MMBT)
     yield "MMBT, overridden", with_overrides(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
     for tree in (*SETTINGS, *REFUSED_SETTINGS):
@@ -180,9 +177,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("настройки")
 
 
-@pytest.fixture(
-    scope="module", params=mark_wide(["presets", "presets and MMF's own"], except_for=["presets"])
-)
+@pytest.fixture(scope="module", params=mark_wide(["presets", "presets and MMF's own"], except_for=["presets"]))
 def queries(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
     """Return the queries by name."""
     return dict(list_queries(mmf_root, folder, of_mmf=request.param != "presets"))
@@ -197,9 +192,7 @@ def zoo_keys(mmf_root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def answers(
-    mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], zoo_keys: list[str]
-) -> dict[str, Any]:
+def answers(mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], zoo_keys: list[str]) -> dict[str, Any]:
     """Return the answers of the real MMF, all from one process."""
     places = mmf_paths_in(folder)
     environment = {**os.environ, **ENVIRONMENT}
@@ -246,13 +239,9 @@ def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path)
     for (folder, question), theirs in zip(
         by_folder.items(), query_mmf(mmf_root, list(by_folder.values()))["configurations"], strict=True
     ):
-        read = resolve_config(
-            mmf_root, mmf_paths_in(folder), ConfigSpec("mmbt", question.config, question.settings)
-        )
+        read = resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec("mmbt", question.config, question.settings))
         assert theirs["training"]["seed"] == 2, folder
-        assert (
-            theirs["checkpoint"]["resume_file"] == str(folder / "a.ckpt") == read["checkpoint"]["resume_file"]
-        )
+        assert theirs["checkpoint"]["resume_file"] == str(folder / "a.ckpt") == read["checkpoint"]["resume_file"]
         assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
         assert list_dataset_paths(read["dataset"], "features", ["train"]) == [folder / "x.lmdb"]
         assert read["env"]["data_dir"] == str(folder / "data")
@@ -308,9 +297,7 @@ def test_resolved_configuration_contains_the_expected_parts(
     }
 
 
-def test_every_model_has_the_configuration_that_its_class_names(
-    mmf_root: Path, answers: dict[str, Any]
-) -> None:
+def test_every_model_has_the_configuration_that_its_class_names(mmf_root: Path, answers: dict[str, Any]) -> None:
     assert len(answers["models"]) > 15
     for model, config in answers["models"].items():
         assert find_model_config(mmf_root, model) == config, model
@@ -320,9 +307,7 @@ def test_every_zoo_entry_equals_that_of_mmf(
     mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
 ) -> None:
     zoo = Zoo(mmf_root, mmf_paths_in(folder), DATASET_ZOO_FILE, MODEL_ZOO_FILE)
-    entries = {key: zoo.model_entry(key) for key in zoo_keys} | {
-        "hateful_memes": zoo.dataset_entry("features")
-    }
+    entries = {key: zoo.model_entry(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset_entry("features")}
     assert len(answers["zoo"]) == len(entries) > 30
     for key, (version, resources) in answers["zoo"].items():
         listed = resources["features"] if isinstance(resources, dict) else resources
@@ -339,11 +324,6 @@ def test_every_zoo_entry_equals_that_of_mmf(
 
 def test_model_class_in_its_own_package_is_found(tmp_path: Path) -> None:
     """UniT in 1.0.0rc12 is such a class."""
-    code = [
-        '@registry.register_model("unit")',
-        "class UniT:",
-        "  def config_path(cls):",
-        '    return "own.yaml"',
-    ]
+    code = ['@registry.register_model("unit")', "class UniT:", "  def config_path(cls):", '    return "own.yaml"']
     write_tree({"mmf/models/unit/unit.py": "\n".join(code).encode()}, tmp_path)
     assert find_model_config(tmp_path, "unit") == "own.yaml"

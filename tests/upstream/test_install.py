@@ -21,25 +21,10 @@ from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
 from mmf_win.integrity.verify import LOCK_NAME, mark_intact, record_hashes
 from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
-from mmf_win.upstream.install import (
-    MmfInstall,
-    find_changed_files,
-    find_mmf,
-    install,
-    require_packages,
-    use_checkout,
-)
+from mmf_win.upstream.install import MmfInstall, find_changed_files, find_mmf, install, require_packages, use_checkout
 from mmf_win.upstream.sources import MmfSource
 from tests.worlds import mmf_sources
-from tests.worlds.mmf_sources import (
-    COMMIT,
-    TREE,
-    VERSION,
-    File,
-    git_archive,
-    github_archive,
-    write_pypi_wheel,
-)
+from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, git_archive, github_archive, write_pypi_wheel
 from tests.worlds.tools import is_wine
 from tests.worlds.web_server import Fault, WebServer, respond_with
 
@@ -84,24 +69,12 @@ class TestGithub:
         ("answer", "request_count", "message"),
         [
             (respond_with(404), 1, "the server answered 404"),
-            (
-                respond_with(200, ARCHIVE[:99], Content_Length=str(len(ARCHIVE))),
-                5,
-                "the connection ended after 99 of",
-            ),
-            (
-                respond_with(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None),
-                1,
-                "damaged archive",
-            ),
+            (respond_with(200, ARCHIVE[:99], Content_Length=str(len(ARCHIVE))), 5, "the connection ended after 99 of"),
+            (respond_with(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None), 1, "damaged archive"),
             (respond_with(200, b"<html>Log in to the hotel</html>"), 1, "damaged archive"),
             (respond_with(200, git_archive({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
             (respond_with(200, git_archive({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
-            (
-                respond_with(200, git_archive(dict(TREE) | {"mmf/evil.py": File(b"")})),
-                1,
-                f"is not commit {COMMIT}",
-            ),
+            (respond_with(200, git_archive(dict(TREE) | {"mmf/evil.py": File(b"")})), 1, f"is not commit {COMMIT}"),
             (
                 respond_with(200, git_archive(dict(TREE) | {"mmf.txt": File(b"", "program")})),
                 1,
@@ -123,9 +96,7 @@ class TestGithub:
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
-    def test_damaged_files_are_named_and_repaired(
-        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_damaged_files_are_named_and_repaired(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         (installed.root / "mmf.txt").write_bytes(b"other")
         (installed.root / "mmf/configs/real.yaml").unlink()
@@ -270,9 +241,7 @@ class TestPypi:
         assert install(source).version == VERSION
 
     @pytest.mark.parametrize("damaged", [False, True])
-    def test_different_wheel_with_the_same_name_is_refused(
-        self, mmfw_home: Path, index: Path, damaged: bool
-    ) -> None:
+    def test_different_wheel_with_the_same_name_is_refused(self, mmfw_home: Path, index: Path, damaged: bool) -> None:
         source = write_pypi_wheel(index)
         with zipfile.ZipFile(next(index.iterdir()), "a") as wheel:
             wheel.writestr("mmf/evil.py", "evil")

@@ -71,9 +71,7 @@ def test_key_of_another_version_names_that_version(mmf_paths: MmfPaths, word: st
         ("optimiser.params.lr=1", "optimizer.params.lr"),
     ],
 )
-def test_misspelt_key_suggests_the_nearest(
-    mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str
-) -> None:
+def test_misspelt_key_suggests_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         config_with_overrides(mmf_root, mmf_paths, word)
     assert f"did you mean {meant}" in str(caught.value.hint)
@@ -112,18 +110,12 @@ def test_invalid_override_has_a_hint(mmf_root: Path, mmf_paths: MmfPaths, word: 
         ("optimizer.params.eps=1e-8", 1e-8),
     ],
 )
-def test_values_are_parsed_as_by_omegaconf(
-    mmf_root: Path, mmf_paths: MmfPaths, word: str, value: object
-) -> None:
+def test_values_are_parsed_as_by_omegaconf(mmf_root: Path, mmf_paths: MmfPaths, word: str, value: object) -> None:
     assert OmegaConf.select(config_with_overrides(mmf_root, mmf_paths, word), word.partition("=")[0]) == value
 
 
 def test_override_of_a_list_item_is_kept_as_the_full_list(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    words = [
-        f"{DATASET}.annotations.test[0]=own.jsonl",
-        "model_config.mmbt.losses[0].type=bce",
-        "training.seed=1",
-    ]
+    words = [f"{DATASET}.annotations.test[0]=own.jsonl", "model_config.mmbt.losses[0].type=bce", "training.seed=1"]
     assert resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)["typed"] == {
         "dataset_config": {"hateful_memes": {"annotations": {"test": ["own.jsonl"]}}},
         "model_config": {"mmbt": {"losses": [{"type": "bce"}]}},
@@ -145,9 +137,7 @@ def test_keys_of_user_code_are_not_checked(mmf_root: Path, mmf_paths: MmfPaths) 
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
-def test_reserved_key_in_a_preset_has_the_hint_of_the_override(
-    mmf_root: Path, mmf_paths: MmfPaths, key: str
-) -> None:
+def test_reserved_key_in_a_preset_has_the_hint_of_the_override(mmf_root: Path, mmf_paths: MmfPaths, key: str) -> None:
     with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(f"{key}=x")))
     assert caught.value.hint == RESERVED_KEYS[key]

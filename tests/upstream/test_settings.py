@@ -65,9 +65,7 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
 def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
     """Return the environment of a worker."""
     folder = places.save_dir
-    return default_settings.worker_environment(
-        places, folder / "c", folder / "l", folder / "r", offline=offline
-    )
+    return default_settings.worker_environment(places, folder / "c", folder / "l", folder / "r", offline=offline)
 
 
 def test_openmp_spin_time_is_limited_unless_the_user_sets_it(

@@ -13,10 +13,7 @@ from mmf_win.upstream.versions import config_path, follow_text_links, has_key, r
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds.memes import write_tree
 
-MMBT = (
-    "projects/hateful_memes/configs/mmbt/defaults.yaml",
-    "projects/mmbt/configs/hateful_memes/defaults.yaml",
-)
+MMBT = ("projects/hateful_memes/configs/mmbt/defaults.yaml", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 
 
 @pytest.fixture
@@ -60,9 +57,7 @@ class TestConfigPath:
         assert config_path(wheel, str(mine)) == mine.resolve()
 
     def test_unknown_name_suggests_the_nearest(self, wheel: Path) -> None:
-        with pytest.raises(
-            MmfEnvironmentError, match=r"no configuration projects/mmbt/.*/default\.yaml"
-        ) as caught:
+        with pytest.raises(MmfEnvironmentError, match=r"no configuration projects/mmbt/.*/default\.yaml") as caught:
             config_path(wheel, "projects/mmbt/configs/hateful_memes/default.yaml")
         assert caught.value.hint == f"did you mean {MMBT[1]}?"
 
@@ -107,9 +102,7 @@ class TestVersions:
 def test_zoo_entry_may_lack_a_version(user_dir: Path, mmf_paths: MmfPaths, version: dict[str, str]) -> None:
     resource = {"url": "mmf://features.tar.gz", "file_name": "features.tar.gz"}
     zoo = user_dir / "zoo.yaml"
-    zoo.write_text(
-        json.dumps({"hateful_memes": {"defaults": {**version, "resources": {"features": resource}}}})
-    )
+    zoo.write_text(json.dumps({"hateful_memes": {"defaults": {**version, "resources": {"features": resource}}}}))
     entry = Zoo(user_dir, mmf_paths, str(zoo)).dataset_entry("features")
     assert entry is not None and entry.version == version.get("version")
     assert entry.url.startswith("https://") and entry.archive.name == "features.tar.gz"

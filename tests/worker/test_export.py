@@ -36,13 +36,10 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("scores", "message"),
-    [(2, "No ONNX function found for <OpOverload(op='aten.linalg_eig'"), (1, "not two")],
+    ("scores", "message"), [(2, "No ONNX function found for <OpOverload(op='aten.linalg_eig'"), (1, "not two")]
 )
 def test_reason_of_a_failed_export_is_named(scores: int, message: str) -> None:
     command = [sys.executable, "-c", _EXPORT.replace("WANTED", str(scores))]
     environment = {**os.environ, "PYTHONUTF8": "1"}  # as in workers: torch prints a ✅
-    output = subprocess.run(
-        command, check=True, capture_output=True, encoding="utf-8", env=environment
-    ).stdout
+    output = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment).stdout
     assert " cannot export my_model (" in output and message in output

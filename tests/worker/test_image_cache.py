@@ -120,12 +120,7 @@ def test_removed_cache_folder_is_created_again(
     ids=["folder is full", "disk is full", "a file instead of the folder"],
 )
 def test_full_cache_warns_once_and_keeps_its_files(
-    world: World,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    limit: int,
-    free: int,
-    cached: int,
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, limit: int, free: int, cached: int
 ) -> None:
     if limit == free:
         world.folder.write_text("not a folder", encoding="utf-8")
@@ -137,9 +132,7 @@ def test_full_cache_warns_once_and_keeps_its_files(
     assert str(world.folder) in warning
 
 
-def test_oldest_files_of_a_nearly_full_cache_are_evicted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_files_of_a_nearly_full_cache_are_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     evict_if_nearly_full(world.folder)  # does not exist yet
     for age, recipe in enumerate("abcd"):
         before = set(world.files)
@@ -155,9 +148,7 @@ def test_oldest_files_of_a_nearly_full_cache_are_evicted(
 
 def test_very_wide_image_is_cached(world: World) -> None:
     for _ in range(2):
-        image = world.images.get_image(
-            world.png, "long", lambda _: pil_image.new("RGB", (70_000, 1), (1, 2, 3))
-        )
+        image = world.images.get_image(world.png, "long", lambda _: pil_image.new("RGB", (70_000, 1), (1, 2, 3)))
         assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 

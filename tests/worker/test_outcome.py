@@ -50,9 +50,7 @@ TORCH_MESSAGES = [
 ]
 LOADER_OUT_OF_MEMORY = "Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"
 # OSError sets the number on Windows only.
-PAGING_FILE = with_attributes(
-    OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455
-)
+PAGING_FILE = with_attributes(OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455)
 KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
 
@@ -68,10 +66,7 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (KILLED, "host_oom"),
         (with_attributes(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
         (with_attributes(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
-        (
-            with_attributes(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")),
-            "cuda_oom",
-        ),
+        (with_attributes(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
         (OSError(LOADER_OUT_OF_MEMORY), "host_oom"),
         (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "disk"),
@@ -113,9 +108,7 @@ def test_errors_before_mmf_is_imported_are_of_the_environment_except_lack_of_mem
         ("mmf/models/mine.py", "evaluate", False),
     ],
 )
-def test_only_frames_of_mmf_mark_a_validation(
-    tmp_path: Path, file: str, function: str, validating: bool
-) -> None:
+def test_only_frames_of_mmf_mark_a_validation(tmp_path: Path, file: str, function: str, validating: bool) -> None:
     names: dict[str, Any] = {}
     code = f"def {function}():\n    raise RuntimeError('CUDA out of memory')"
     exec(compile(code, tmp_path / file, "exec"), names)
@@ -146,9 +139,7 @@ def test_sys_exit_of_a_library_is_reported_with_its_code(code: int | str | None)
         (OSError, "cuda_oom"),
     ],
 )
-def test_error_of_a_dataloader_worker_is_reported_in_one_line(
-    kind: type[Exception], outcome: OutcomeKind
-) -> None:
+def test_error_of_a_dataloader_worker_is_reported_in_one_line(kind: type[Exception], outcome: OutcomeKind) -> None:
     from torch._utils import ExceptionWrapper
 
     try:
@@ -227,8 +218,10 @@ def test_forbidden_download_names_the_variable(user_dir: Path) -> None:
     "message",
     [
         "unable to write to file </torch_1_2>: No space left on device (28)",
-        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
-        "are out of shared memory.",
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
+            "are out of shared memory."
+        ),
     ],
 )
 def test_full_shared_memory_has_a_hint(message: str) -> None:

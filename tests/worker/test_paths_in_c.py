@@ -41,9 +41,7 @@ def read_image_and_font_with_pillow(folder: Path) -> None:
     assert ImageFont.truetype(str(font)).getname()[0] == "DejaVu Sans"
 
 
-@pytest.mark.parametrize(
-    "open_files", [read_torch_file, read_matplotlib_font, read_image_and_font_with_pillow]
-)
+@pytest.mark.parametrize("open_files", [read_torch_file, read_matplotlib_font, read_image_and_font_with_pillow])
 def test_libraries_open_files_in_folders_outside_the_code_page(
     user_dir: Path, open_files: Callable[[Path], None]
 ) -> None:

@@ -59,8 +59,7 @@ def test_batch_of_different_sizes_equals_pillow() -> None:
     command = [sys.executable, "-c", _COMPARE, json.dumps([SIZES, cases])]
     results = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert results == [
-        f"[9, 3, {height}, {width}] 0"
-        for height, width in [(35, 44), *[(32, 32), (33, 47), (30, 27), (33, 33)] * 2]
+        f"[9, 3, {height}, {width}] 0" for height, width in [(35, 44), *[(32, 32), (33, 47), (30, 27), (33, 33)] * 2]
     ]
 
 
@@ -75,10 +74,7 @@ def step(name: str, **values: Any) -> Any:
         ([step("ColorJitter"), step("ToTensor")], "transforms ColorJitter, ToTensor"),
         ([step("ToTensor"), step("CenterCrop", size=[2, 2])], "transforms ToTensor, CenterCrop"),
         ([step("Resize", size=9, max_size=None, interpolation=step("Mode", value="bilinear"))], "size=9"),
-        (
-            [step("Resize", size=[9, 9], max_size=None, interpolation=step("Mode", value="box"))],
-            "value='box'",
-        ),
+        ([step("Resize", size=[9, 9], max_size=None, interpolation=step("Mode", value="box"))], "value='box'"),
         ([step("ToTensor")], "ToTensor()"),
     ],
 )

@@ -12,10 +12,7 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from tests.worlds.tools import is_wine
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(is_wine(), reason="gloo dies in its first all_reduce under Wine"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(is_wine(), reason="gloo dies in its first all_reduce under Wine")]
 
 _RANKS = 2
 _STOP_UPDATE = 3

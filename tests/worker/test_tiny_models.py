@@ -29,9 +29,7 @@ print(json.dumps([loaded["missing_keys"], tokens]))
 
 
 @pytest.mark.wide
-def test_transformers_loads_all_weights_and_words_and_the_seed_fixes_the_weights(
-    user_dir: Path,
-) -> None:
+def test_transformers_loads_all_weights_and_words_and_the_seed_fixes_the_weights(user_dir: Path) -> None:
     for name in ("one", "again"):
         command = [sys.executable, "-c", _WRITE_AND_LOAD, str(user_dir / name)]
         answer = subprocess.check_output(command, text=True)

@@ -23,12 +23,7 @@ from uuid import uuid4
 import pytest
 
 Records = dict[str, dict[str, Any]]
-_STATUS_BY_ACTION = {
-    "completed": "completed",
-    "stopped": "stopped",
-    "failed": "failed",
-    "started": "in_progress",
-}
+_STATUS_BY_ACTION = {"completed": "completed", "stopped": "stopped", "failed": "failed", "started": "in_progress"}
 
 
 class RequestRefusedError(Exception):
@@ -149,11 +144,7 @@ class ClearMLStub:
 
     def _tasks_create(self, **what: Any) -> Any:
         parts = ("hyperparams", "configuration", "output", "execution", "script", "runtime")
-        return {
-            "id": _create_record(
-                self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what)
-            )
-        }
+        return {"id": _create_record(self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what))}
 
     def _require_changeable_task(self, task: str, *other_statuses: str) -> dict[str, Any]:
         found: dict[str, Any] = self._tasks_get_by_id(task)["task"]
@@ -197,9 +188,7 @@ class ClearMLStub:
         return {"updated": 1}
 
     def _tasks_add_or_update_model(self, task: str, name: str, model: str, type: str, **_: Any) -> Any:
-        there = (
-            self._require_changeable_task(task, "in_progress").setdefault("models", {}).setdefault(type, [])
-        )
+        there = self._require_changeable_task(task, "in_progress").setdefault("models", {}).setdefault(type, [])
         there[:] = [*(old for old in there if old["name"] != name), {"name": name, "model": model}]
         return {"updated": 1}
 

@@ -111,11 +111,7 @@ class InstallCommand:
         assert not unfinished or [finding.state for finding in found] == ["damaged"]
         if kill_step % 2:
             repair_parts(parts, self.mmf_paths, (), Mirror())
-            assert (
-                self.installed_files() == self.expected_files
-                if unfinished
-                else left in (old, self.expected_files)
-            )
+            assert self.installed_files() == self.expected_files if unfinished else left in (old, self.expected_files)
         self.rerun()
         assert self.installed_files() == self.expected_files
         assert all(finding.is_usable for finding in verify_parts(parts, self.mmf_paths))

@@ -32,11 +32,7 @@ class DamagedRuns:
     """Two runs that have one of everything, in an empty folder, to be damaged again and again."""
 
     def __init__(self, folder: Path) -> None:
-        self._intact, self._copy, self._missing_folder = (
-            folder / "intact",
-            folder / "copy",
-            folder / "nothing",
-        )
+        self._intact, self._copy, self._missing_folder = (folder / "intact", folder / "copy", folder / "nothing")
         self._first, self._second = _make_runs(self._intact)
         files = (path for path in self._first.path.rglob("*") if path.is_file())
         self._names = sorted(path.relative_to(self._intact) for path in files)

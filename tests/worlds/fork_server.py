@@ -231,9 +231,7 @@ def _handle_client(client: Connection) -> NoReturn:
     os._exit(0)
 
 
-def _run_worker(
-    argv: list[str], folder: str, environment: dict[str, str], descriptors: list[int]
-) -> NoReturn:
+def _run_worker(argv: list[str], folder: str, environment: dict[str, str], descriptors: list[int]) -> NoReturn:
     """Run the client's module in this process, which gets the client's environment, folder and files."""
     import runpy
 
@@ -320,9 +318,7 @@ def _import_spec(argv: list[str]) -> _ImportSpec | None:
     if argv[0] != "mmf_win.worker.entry" or NO_PRELOAD_VARIABLE in os.environ:
         return None
     root = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["mmf"]
-    return root, {
-        name: os.environ[name] for name in sorted(os.environ) if name.startswith(_IMPORT_VARIABLE_PREFIXES)
-    }
+    return root, {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_IMPORT_VARIABLE_PREFIXES)}
 
 
 def _forward_signal(worker: int, number: int) -> None:

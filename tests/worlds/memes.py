@@ -114,11 +114,7 @@ def jsonl(rows: list[dict[str, object]]) -> bytes:
 def image(id_: int) -> bytes:
     """A grey PNG that no compression can shrink, always the same for an id."""
     rows = b"".join(b"\0" + Random(f"{id_}-{row}").randbytes(20) for row in range(20))
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", 20, 20, 8, 0, 0, 0, 0),
-        b"IDAT": zlib.compress(rows),
-        b"IEND": b"",
-    }
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", 20, 20, 8, 0, 0, 0, 0), b"IDAT": zlib.compress(rows), b"IEND": b""}
     packed = (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks.items()

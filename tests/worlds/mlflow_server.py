@@ -17,9 +17,7 @@ import pytest
 
 from mmf_win.locking import file_lock
 
-requires_mlflow_server = pytest.mark.skipif(
-    sys.platform == "win32", reason="on Windows no server of MLflow is started"
-)
+requires_mlflow_server = pytest.mark.skipif(sys.platform == "win32", reason="on Windows no server of MLflow is started")
 _TIMEOUT_SECONDS = 240.0
 
 
@@ -70,13 +68,8 @@ def _start_server(folder: Path, users: Path, address: Path) -> str:
     words += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "log.txt").open("wb") as log:
         command = [sys.executable, "-m", "mlflow", "server", *words]
-        environ = {
-            **os.environ,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        }  # of things that nobody asks for
-        process = subprocess.Popen(
-            command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
-        )
+        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # of things that nobody asks for
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True)
         kill_when_unused(process, users, address)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + _TIMEOUT_SECONDS

@@ -88,9 +88,7 @@ def answer_queries(root: Path, queries: dict[str, Any]) -> dict[str, Any]:
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
                 made = Configuration(
-                    Namespace(
-                        config_override=None, opts=_query_options(root, question, question.folder or folder)
-                    )
+                    Namespace(config_override=None, opts=_query_options(root, question, question.folder or folder))
                 )
                 configurations.append(OmegaConf.to_container(made.get_config(), resolve=True))
         except Exception as error:
@@ -107,9 +105,7 @@ def answer_queries(root: Path, queries: dict[str, Any]) -> dict[str, Any]:
 def _query_options(root: Path, query: ConfigQuery, folder: str) -> list[str]:
     model, config, settings = query.model, query.config, query.settings
     return write_mmf_options(
-        AttemptRequest(
-            TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config
-        )
+        AttemptRequest(TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config)
     )
 
 

@@ -23,24 +23,7 @@ _GLOBALS = (
     *(b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy.core.multiarray\nscalar\n"),
     *(b"cnumpy._core.numeric\n_frombuffer\n", b"cbuiltins\nlist\n", b"cnumpy\nload\n"),
 )
-_DTYPES = (
-    "f4",
-    "f8",
-    "O",
-    "O8",
-    "V8",
-    "S8",
-    "U2",
-    "U999999999",
-    "M8[s]",
-    "b1",
-    "O,O",
-    "T",
-    "c8",
-    "i8",
-    "S0",
-    "i7",
-)
+_DTYPES = ("f4", "f8", "O", "O8", "V8", "S8", "U2", "U999999999", "M8[s]", "b1", "O,O", "T", "c8", "i8", "S0", "i7")
 _ADDRESSES = bytes(range(8, 16))
 
 
@@ -171,11 +154,7 @@ def numpy_pickles() -> list[bytes]:
     """What numpy writes of a record and of a list of keys, by each protocol."""
     import numpy as np
 
-    record = {
-        **feature_files.make_info(2, classes=3),
-        "features": np.ones((2, 4), dtype=">f4"),
-        "feature_path": "a",
-    }
+    record = {**feature_files.make_info(2, classes=3), "features": np.ones((2, 4), dtype=">f4"), "feature_path": "a"}
     record |= {"image_width": np.float32(3), "none": np.ones((0, 4)), "text": np.array(["ab", "c"])}
     keys = [b"00001", b"00002"]
     return [pickle.dumps(value, protocol) for value in (record, keys) for protocol in range(6)]
@@ -191,23 +170,9 @@ def random_pickle(rng: Random) -> bytes:
     if kind < 0.7:
         return make_pickle(_random_array(rng))
     parts = [
-        *(
-            *_GLOBALS,
-            *(_encode_value(value) for value in (0, 7, "O", "f4", "a", b"", bytes(8), None, (1,), (0,))),
-        ),
+        *(*_GLOBALS, *(_encode_value(value) for value in (0, 7, "O", "f4", "a", b"", bytes(8), None, (1,), (0,)))),
         *(b"(", b"t", b"]", b"}", b")", b"\x85", b"\x86", b"\x87", b"R", b"b", b"a", b"e", b"s", b"u", b"d"),
-        *(
-            b"q\x00",
-            b"q\x01",
-            b"h\x00",
-            b"h\x01",
-            b"0",
-            b"2",
-            b"\x94",
-            b"\x8f",
-            b"\x81",
-            _random_array(rng).code,
-        ),
+        *(b"q\x00", b"q\x01", b"h\x00", b"h\x01", b"0", b"2", b"\x94", b"\x8f", b"\x81", _random_array(rng).code),
     ]
     return make_pickle(b"".join(rng.choice(parts) for _ in range(rng.randrange(60))))
 
@@ -227,9 +192,7 @@ def _random_array(rng: Random) -> Code:
     parts = (data, kind, shape, rng.choice("CFK"))
     built = array_from_bytes_code(*parts) if rng.random() < 0.4 else array_code(1, shape, kind, False, data)
     if rng.random() < 0.3:
-        built = Code(
-            b"]q\x00" + built.code + b"q\x01h\x01ah\x01" + built.code + rng.choice((b"b", b"s", b"\x86"))
-        )
+        built = Code(b"]q\x00" + built.code + b"q\x01h\x01ah\x01" + built.code + rng.choice((b"b", b"s", b"\x86")))
     return built
 
 
@@ -310,10 +273,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_MEMORY_BYTES, used + _EXTRA_MEMORY_BYTES))
     for line in sys.stdin:
         case = line.strip()
-        print(
-            read_pickle(random_pickle(Random(int(case))) if case.isdecimal() else HOSTILE_PICKLES[case]),
-            flush=True,
-        )
+        print(read_pickle(random_pickle(Random(int(case))) if case.isdecimal() else HOSTILE_PICKLES[case]), flush=True)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,7 @@ class Recorder:
         left_out = shutil.ignore_patterns("img", "*.jsonl")
         shutil.copytree(world.data, self.data, dirs_exist_ok=True, ignore=left_out)
 
-    def run_command(
-        self, *arguments: object, code: int = 0, faults: list[dict[str, Any]] | None = None
-    ) -> None:
+    def run_command(self, *arguments: object, code: int = 0, faults: list[dict[str, Any]] | None = None) -> None:
         """Run one command, which has to end with an exit code."""
         from mmf_win.cli import main
 
@@ -115,14 +113,10 @@ class Recorder:
         self.run_in_folders("train", mmbt, *words, "training.evaluation_interval=1")
         self.run_in_folders("train", "--resume", "mmbt", "--updates", 4)
         self.run_in_folders("predict", "mmbt", "--split", "test_seen", "--no-report")
-        self.run_in_folders(
-            "predict", "mmbt", "--split", "test_unseen", "--checkpoint", "last", "--no-report"
-        )
+        self.run_in_folders("predict", "mmbt", "--split", "test_unseen", "--checkpoint", "last", "--no-report")
         csv = next((self.save / "mmbt").glob("*/reports/*test_seen*.csv"))
         self.run_in_folders("export", "mmbt", "-o", self.root / "exported")
-        self.run_in_folders(
-            "train", text, "--updates", 2, "--seed", 2, "--name", "text", "optimizer.params.lr=0.002"
-        )
+        self.run_in_folders("train", text, "--updates", 2, "--seed", 2, "--name", "text", "optimizer.params.lr=0.002")
         self.run_in_folders("predict", "mmbt", "text", "--split", "test_seen", "--no-report")
         self.run_in_folders(
             "train", bert, "--updates", 2, "--name", "taught", "--teacher", self._make_teacher_file(csv)
@@ -130,15 +124,11 @@ class Recorder:
         oom = [{"at": "forward", "do": "cuda_oom", "above": 2}]
         stop = [*oom, {"at": "stepped", "do": "stop", "update": 3}]
         self.run_in_folders("train", text, "--updates", 4, "--seed", 3, "--name", "shrunk", faults=oom)
-        self.run_in_folders(
-            "train", text, "--updates", 5, "--seed", 3, "--name", "stopped", code=130, faults=stop
-        )
+        self.run_in_folders("train", text, "--updates", 5, "--seed", 3, "--name", "stopped", code=130, faults=stop)
         nan = [{"at": "forward", "do": "nan", "update": 2}]
         self.run_in_folders("train", text, "--updates", 4, "--seed", 3, "--name", "nan", code=7, faults=nan)
         meter = [{"at": "meter", "above": 3}]
-        self.run_in_folders(
-            "train", text, "--updates", 2, "--name", "searched", "--batch-size", "auto", faults=meter
-        )
+        self.run_in_folders("train", text, "--updates", 2, "--name", "searched", "--batch-size", "auto", faults=meter)
         slow = [{"at": "hardware", "do": "no_half"}]
         self.run_in_folders(
             "train", text, "--updates", 1, "--name", "noted", "--precision", "bf16", "--fast", faults=slow
@@ -190,9 +180,7 @@ class Recorder:
                         continue
                 texts[kind].append(path)
         texts["rest"] += [self.root / "exported" / "model.json", self.root / "world/cache/mmfw-checked.json"]
-        stored_files.store_files(
-            self.root, texts, sorted(self.root.glob("data*/**/img/*.png")), self.mmf_root
-        )
+        stored_files.store_files(self.root, texts, sorted(self.root.glob("data*/**/img/*.png")), self.mmf_root)
         stored_files.store_checkpoints(self.root, [*self.save.rglob("*.ckpt")])
 
     def _make_teacher_file(self, csv: Path) -> Path:
@@ -203,9 +191,7 @@ class Recorder:
     def _convert_user_datasets(self) -> None:
         """Convert memes of the user's own, and a set that lacks an image and whose others lack a label."""
         own, lacking = self.root / "temporary" / "own", self.root / "temporary" / "lacking"
-        tables = {
-            split: [*range(first, first + 4)] for split, first in (("train", 1), ("dev", 5), ("test", 9))
-        }
+        tables = {split: [*range(first, first + 4)] for split, first in (("train", 1), ("dev", 5), ("test", 9))}
         for split, ids in tables.items():
             rows = [f"мем-{id_},{id_:05}.png,{id_ % 2},a cat {id_}" for id_ in ids]
             memes.write_tree({f"{split}.csv": "\n".join(["id,img,label,text", *rows, ""]).encode()}, own)
@@ -226,9 +212,7 @@ class Recorder:
 
     def _record_sweeps(self, preset: Path) -> None:
         words = ("--seeds", "1-2", "optimizer.params.lr=0.001,0.002", "--updates", 2, "--slots", 1)
-        self.run_in_folders(
-            "sweep", "run", preset, *words, "-o", self.save / "sweeps" / "grid", "--track", "mlflow"
-        )
+        self.run_in_folders("sweep", "run", preset, *words, "-o", self.save / "sweeps" / "grid", "--track", "mlflow")
         file = self.root / "search.yaml"
         train = f"mmfw train {preset} --updates 2 --seed 5 optimizer.params.lr={{lr}}"
         file.write_text(_SEARCH_SPECIFICATION.format(train=train), encoding="utf-8")

@@ -58,12 +58,7 @@ class ReportWorld:
         run.reports.mkdir(parents=True)
         splits = {"train": "train", "val": "dev_unseen", "test": SPLIT}
         values = {"preset": "mmbt_grid", "model": "mmbt", "config": None, "splits": splits, "seed": 1}
-        values |= {
-            "data_dir": str(self.data),
-            "mmf": "1.0.0rc10",
-            "published": PUBLISHED_SCORES,
-            "created": START_TIME,
-        }
+        values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED_SCORES, "created": START_TIME}
         asked = run_requests.make_run_request(**{**values, **changes})
         run.save_request(asked)
         started = {
@@ -110,9 +105,7 @@ def make(folder: Path, groups: int = 8, *, draw_images: bool = True) -> ReportWo
             label = (place % 2) ^ (place // 2)
             memes.append({"id": id_, "img": f"img/{id_}.png", "label": label, "text": text})
             if draw_images:
-                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(
-                    draw_meme(pictures[place // 2], text)
-                )
+                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw_meme(pictures[place // 2], text))
     world.write_annotations(memes)
     return world
 
@@ -129,8 +122,7 @@ def attempt_events(
     versions = {"python": "3.11.7", "torch": "2.13.0"}
     events = [
         {"t": begin, "kind": "run_started", "attempt": name, **versions},
-        event(first, "train_started", max_updates=120, device="cuda:0", batch=32, seed=1)
-        | train_started_fields,
+        event(first, "train_started", max_updates=120, device="cuda:0", batch=32, seed=1) | train_started_fields,
     ]
     for update in range(first + 10, last + 1, 10):
         figures = {"loss": 0.7 - update / 400, "lr": 1e-5 * (1 - update / 240)}

@@ -81,9 +81,7 @@ class StoredFiles:
                 continue
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".jsonl":
-                text = "".join(
-                    json.dumps(json.loads(line) | _UNKNOWN_FIELDS) + "\n" for line in text.splitlines()
-                )
+                text = "".join(json.dumps(json.loads(line) | _UNKNOWN_FIELDS) + "\n" for line in text.splitlines())
             else:
                 text = json.dumps(_UNKNOWN_FIELDS | json.loads(text), indent=2) + "\n"
             path.write_text(text, encoding="utf-8", newline="\n")
@@ -144,11 +142,7 @@ def store_files(root: Path, texts: dict[str, list[Path]], images: list[Path], mm
         found = {}
         for path in sorted(paths):
             text = path.read_text(encoding="utf-8")
-            for place, name in (
-                (root, _ROOT_PLACEHOLDER),
-                (mmf, _MMF_PLACEHOLDER),
-                (code, _CODE_PLACEHOLDER),
-            ):
+            for place, name in ((root, _ROOT_PLACEHOLDER), (mmf, _MMF_PLACEHOLDER), (code, _CODE_PLACEHOLDER)):
                 text = text.replace(str(place), name)
             found[path.relative_to(root).as_posix()] = text.split("\n")
         _write(f"files-{archive}.json", found)
@@ -185,11 +179,7 @@ def _write(name: str, value: object) -> None:
 
 
 def _fill_placeholders(text: str, root: Path, *, is_json: bool) -> str:
-    for name, path in (
-        (_ROOT_PLACEHOLDER, root),
-        (_MMF_PLACEHOLDER, root / "mmf"),
-        (_CODE_PLACEHOLDER, root / "code"),
-    ):
+    for name, path in ((_ROOT_PLACEHOLDER, root), (_MMF_PLACEHOLDER, root / "mmf"), (_CODE_PLACEHOLDER, root / "code")):
         shown = json.dumps(str(path), ensure_ascii=False)[1:-1] if is_json else str(path)
         text = text.replace(name, shown)
     return text

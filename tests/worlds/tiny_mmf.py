@@ -21,18 +21,17 @@ from typing import Any, NamedTuple
 from mmf_win.runs import presets
 from tests.worlds import feature_files
 
-WORDS = (
-    *("a", "the", "cat", "dog", "tree", "love", "hate", "good", "bad", "this", "you"),
-    *("café", "смех", "世界"),
-)
+WORDS = (*("a", "the", "cat", "dog", "tree", "love", "hate", "good", "bad", "this", "you"), *("café", "смех", "世界"))
 SPLIT_SIZES = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
 BOX_COUNT = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INTERMEDIATE_SIZE, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-BERT_SIZES = SIZES | dict(
-    intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=POSITIONS, vocab_size=len(TOKENS)
-)
+BERT_SIZES = SIZES | {
+    "intermediate_size": INTERMEDIATE_SIZE,
+    "max_position_embeddings": POSITIONS,
+    "vocab_size": len(TOKENS),
+}
 FEATURE_SIZE = 2048  # numbers a box, which MMF's configurations count on
 FC7_SIZE = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
@@ -254,9 +253,7 @@ def recipes() -> dict[str, Recipe]:
     unimodal = "others/unimodal/configs/hateful_memes"
     return {
         "clip": Recipe("clip", None, clip),
-        "concat_bow": recipe(
-            "concat_bow", "others/concat_bow/hateful_memes/defaults", image, plain_words=True
-        ),
+        "concat_bow": recipe("concat_bow", "others/concat_bow/hateful_memes/defaults", image, plain_words=True),
         "image": recipe("unimodal_image", f"{unimodal}/image", image, plain_words=True),
         "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, plain_words=True),
         "text": recipe("unimodal_text", f"{unimodal}/text", {}, plain_words=True),
@@ -289,12 +286,7 @@ def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
         },
     }
     # What transformers reads of a vision transformer that begins with random weights.
-    vit = SIZES | {
-        "model_type": "vit",
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "image_size": 32,
-        "patch_size": 16,
-    }
+    vit = SIZES | {"model_type": "vit", "intermediate_size": INTERMEDIATE_SIZE, "image_size": 32, "patch_size": 16}
     folder = world.root / "vit"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(vit), encoding="utf-8")

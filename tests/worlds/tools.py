@@ -71,9 +71,7 @@ class LazyModule:
 NEWEST_MMF = os.environ.get("MMFW_TEST_MMF")
 """A checkout of MMF 1.0.0rc12, where there is one to test with."""
 
-requires_newest_mmf = pytest.mark.skipif(
-    NEWEST_MMF is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
-)
+requires_newest_mmf = pytest.mark.skipif(NEWEST_MMF is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
 
 requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no console events")
 """For a test that sends Ctrl+Break on Windows."""
@@ -90,8 +88,7 @@ def mark_wide(values: Iterable[Any], *, except_for: Container[Any]) -> list[Any]
     kept = [value in except_for or (len(value) == 1 and value[0] in except_for) for value in many]
     assert any(kept), f"none of {except_for} is a parameter"
     return [
-        pytest.param(*value, marks=() if keep else pytest.mark.wide)
-        for value, keep in zip(many, kept, strict=True)
+        pytest.param(*value, marks=() if keep else pytest.mark.wide) for value, keep in zip(many, kept, strict=True)
     ]
 
 
@@ -184,9 +181,7 @@ def untar(archive: Path, folder: Path) -> None:
 def run_program(*command: str | Path, cwd: Path) -> None:
     """Run a program that must succeed."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}  # unzip spoils letters that the locale lacks
-    subprocess.run(
-        command, cwd=cwd, env=environment, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
-    )
+    subprocess.run(command, cwd=cwd, env=environment, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
 
 def read_tensorboard_scalars(run: Path, tag: str) -> dict[int, float]:

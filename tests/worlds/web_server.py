@@ -82,11 +82,7 @@ class WebServer:
                 outer.requests.append(asked)
                 send_body = self.command == "GET"
                 content = outer.files.get(self.path.lstrip("/"))
-                answer = (
-                    PlannedResponse(b"", 404)
-                    if content is None
-                    else outer._plan_response(content, asked.headers)
-                )
+                answer = PlannedResponse(b"", 404) if content is None else outer._plan_response(content, asked.headers)
                 if content is not None and send_body and outer.faults and (fault := outer.faults.pop(0)):
                     fault(answer)
                 self.send_response(answer.status)

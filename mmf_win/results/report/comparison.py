@@ -10,12 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.dataset.published_results import (
-    PAPER,
-    PublishedScore,
-    find_published_score,
-    missing_score_reason,
-)
+from mmf_win.dataset.published_results import PAPER, PublishedScore, find_published_score, missing_score_reason
 from mmf_win.results.metrics import MetricEstimate, auroc_difference
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -30,7 +25,7 @@ _MAX_NAME_CHARS = 120  # characters of a group's name
 # The seed, keys that the page shows separately, and keys that do not affect the result.
 _IRRELEVANT_KEYS = re.compile(
     r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|training\.max_(updates|epochs)"
-    r"|mmfw\.(updates|epochs|keep|auto_batch)|settings|offline|preset_file",
+    r"|mmfw\.(updates|epochs|keep|auto_batch)|settings|offline|preset_file"
 )
 
 
@@ -105,9 +100,7 @@ def comparison_context(
     entries = [build_compared_run(run_record, scored) for run_record, scored in runs]
     groups = group_runs(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
-    shown, compared = (
-        (select_best_runs(entries), select_best_runs(predicted)) if settings else (entries, predicted)
-    )
+    shown, compared = (select_best_runs(entries), select_best_runs(predicted)) if settings else (entries, predicted)
     group_of = {entry.run_record.run: group.name for group in groups for entry in group.entries}
     colour_names = dict.fromkeys(group_of[entry.run_record.run] for entry in shown)
     if len(colour_names) == 1:
@@ -117,9 +110,7 @@ def comparison_context(
     roles = [colours.get(e.run_record.summary.id) or colours[group_of[e.run_record.run]] for e in shown]
     published = {group.name: group.entries[0].run_record.request.published for group in groups}
     varied = [(settings[e.run_record.run], e.best_auroc) for e in entries if e.run_record.run in settings]
-    papers = {
-        name: split and find_published_score(scores, split, "auroc") for name, scores in published.items()
-    }
+    papers = {name: split and find_published_score(scores, split, "auroc") for name, scores in published.items()}
     return {
         "groups": groups,
         "entries": entries,
@@ -145,9 +136,7 @@ def select_best_runs(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
 
     The runs are not selected by their test scores: a test set must not be used for selection.
     """
-    ranked = sorted(
-        entries, key=lambda entry: -1.0 if entry.best_auroc is None else entry.best_auroc, reverse=True
-    )
+    ranked = sorted(entries, key=lambda entry: -1.0 if entry.best_auroc is None else entry.best_auroc, reverse=True)
     best_runs = {entry.run_record.run for entry in ranked[:_MAX_SHOWN_RUNS]}
     return [entry for entry in entries if entry.run_record.run in best_runs]
 
@@ -159,13 +148,9 @@ def group_runs(entries: Sequence[ComparedRun]) -> list[SeedGroup]:
         own_path = None if entry.run_record.state == "done" else entry.run_record.run.path
         return repr((sorted(entry.configuration.items()), own_path))
 
-    groups = seeds.group_by_config(
-        (entry, group_key(entry), entry.run_record.summary.seed) for entry in entries
-    )
+    groups = seeds.group_by_config((entry, group_key(entry), entry.run_record.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
-    names = [
-        _group_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts
-    ]
+    names = [_group_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
         SeedGroup(name if names.count(name) == 1 else f"{name} ({group[0].run_record.summary.id})", group)
         for group, name in zip(groups, names, strict=True)
@@ -179,8 +164,7 @@ def _group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
         return [
             f"{key}={value}"
             for key, value in first.configuration.items()
-            if key.startswith("mmf.") == mmf_keys
-            and any(value != other.configuration.get(key) for other in others)
+            if key.startswith("mmf.") == mmf_keys and any(value != other.configuration.get(key) for other in others)
         ]
 
     # MMF's configuration follows from the requested settings unless a file that they name was changed.
@@ -207,9 +191,7 @@ def _result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, A
         "state": None if run_record.state == "done" else run_record.state,
     }
     return {
-        key: value
-        for key, value in result_config.items()
-        if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)
+        key: value for key, value in result_config.items() if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)
     }
 
 

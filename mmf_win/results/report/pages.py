@@ -43,13 +43,7 @@ _MAX_PAIRS = 8  # confounder pairs shown
 _MAX_TEXT_CHARS = 500  # characters of a meme's text or of other text from a file
 
 # Keys of the worker's events.
-_PACKAGE_TITLES = {
-    "mmfw": "mmfw",
-    "mmf": "MMF",
-    "python": "Python",
-    "torch": "PyTorch",
-    "transformers": "transformers",
-}
+_PACKAGE_TITLES = {"mmfw": "mmfw", "mmf": "MMF", "python": "Python", "torch": "PyTorch", "transformers": "transformers"}
 
 
 class Fact(NamedTuple):
@@ -92,9 +86,7 @@ def write_run_page(
     run_record = RunRecord.read(run)
     dataset = _dataset_paths(run_record, data_dir)
     if scored is None:
-        prediction = next(
-            (each for each in run_record.scores.predictions if split in (None, each.split)), None
-        )
+        prediction = next((each for each in run_record.scores.predictions if split in (None, each.split)), None)
         if prediction is not None:
             scored = load_scored_split(prediction.csv, prediction.split, dataset)
         elif split is not None:
@@ -115,9 +107,7 @@ def write_run_page(
     return write_page("run.html", output or default_output, context)
 
 
-def _not_predicted_error(
-    run_record: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None
-) -> UsageError:
+def _not_predicted_error(run_record: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
     available, message = splits_on_disk(dataset), f"run {run_record.run.id} has no predictions for {split}"
     if split in available:
         return UsageError(message, hint=_predict_hint([run_record.run], split, data_dir))
@@ -210,9 +200,7 @@ def _dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths
     return MmfPaths.resolve(data_dir or Path(run_record.request.data_dir)).dataset
 
 
-def load_best_scored_split(
-    run_record: RunRecord, split: str | None, data_dir: Path | None
-) -> ScoredSplit | None:
+def load_best_scored_split(run_record: RunRecord, split: str | None, data_dir: Path | None) -> ScoredSplit | None:
     """Return a run's predictions of a split by its best checkpoint, or ``None`` if there are none."""
     prediction = run_record.scores.newest_by_split.get(split) if split else None
     return (
@@ -226,19 +214,12 @@ def _prediction_context(
     scored: ScoredSplit | None, published_scores: dict[str, Any], dataset: DatasetPaths, images: bool
 ) -> dict[str, Any]:
     """Return the template variables about predictions."""
-    context: dict[str, Any] = {
-        "scored": scored,
-        "published": published_scores,
-        "paper": PAPER,
-        "images": images,
-    }
+    context: dict[str, Any] = {"scored": scored, "published": published_scores, "paper": PAPER, "images": images}
     context |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
         return context
     labels, probas, threshold, name = scored.labels, scored.probas, scored.threshold, scored.value_name
-    memes = (
-        rank_by_probability(scored.memes, _MAX_GALLERY_MEMES) if labels is None or scored.is_user_data else []
-    )
+    memes = rank_by_probability(scored.memes, _MAX_GALLERY_MEMES) if labels is None or scored.is_user_data else []
     context |= {"gallery": memes}
     if labels is None:
         context |= {"decisions": plots.draw_histogram(probas, threshold, name)}

@@ -91,10 +91,7 @@ def group_similar_pictures(files: Mapping[int, Path]) -> dict[int, int]:
     ids = [id_ for same_size in by_size.values() if len(same_size) > 1 for id_ in same_size]
     hashes: dict[int, int] = {}
     # Pillow releases the GIL while it decodes.
-    with (
-        ThreadPoolExecutor(available_cpus()) as pool,
-        Progress("comparing pictures", len(ids), "image") as bar,
-    ):
+    with ThreadPoolExecutor(available_cpus()) as pool, Progress("comparing pictures", len(ids), "image") as bar:
         for id_, steps in zip(ids, pool.map(_difference_hash, (files[id_] for id_ in ids)), strict=True):
             bar.advance(1)
             if steps.bit_count() >= _MIN_STEPS:
@@ -103,10 +100,7 @@ def group_similar_pictures(files: Mapping[int, Path]) -> dict[int, int]:
     for same_size in by_size.values():
         for first, second in combinations(hashes.keys() & same_size, 2):
             difference, union = hashes[first] ^ hashes[second], hashes[first] | hashes[second]
-            if (
-                difference.bit_count() <= _MAX_DIFFERENCE * union.bit_count()
-                and group_of[first] != group_of[second]
-            ):
+            if difference.bit_count() <= _MAX_DIFFERENCE * union.bit_count() and group_of[first] != group_of[second]:
                 merged = {group_of[first], group_of[second]}
                 group_of |= {id_: min(merged) for id_, group in group_of.items() if group in merged}
     group_sizes = Counter(group_of.values())
@@ -123,8 +117,6 @@ def _difference_hash(path: Path) -> int:
     if grey is None:
         return 0
     band = (0, grey.height / 4, grey.width, grey.height * 5 / 8)
-    cells = np.asarray(
-        grey.resize((_HASH_COLUMNS + 1, _HASH_ROWS), Image.Resampling.BOX, band), dtype=np.int16
-    )
+    cells = np.asarray(grey.resize((_HASH_COLUMNS + 1, _HASH_ROWS), Image.Resampling.BOX, band), dtype=np.int16)
     steps = np.diff(cells)
     return int.from_bytes(np.packbits([steps > _NOISE, steps < -_NOISE]).tobytes(), "big")

@@ -91,9 +91,7 @@ class Plots(list[Plot]):
     """Plots in drawing order."""
 
     @contextmanager
-    def add_plot(
-        self, name: str, title: str, caption: str, legend: Mapping[str, str] | None = None
-    ) -> Iterator[Axes]:
+    def add_plot(self, name: str, title: str, caption: str, legend: Mapping[str, str] | None = None) -> Iterator[Axes]:
         """Provide axes to draw on, and append the plot when the block ends.
 
         Args:
@@ -135,9 +133,7 @@ def draw_training(curves: TrainingCurves) -> list[Plot]:
         with plots.add_plot("validation", "Validation", caption, legend) as axes:
             _draw_line(axes, accuracies, "series-2", dots=True)
             _draw_line(axes, curves.series("val/auroc"), "series-1", dots=True)
-            axes.plot(
-                [best.update], [auroc], "o", markersize=8, markerfacecolor="none", color=ROLE_COLOURS["ink"]
-            )
+            axes.plot([best.update], [auroc], "o", markersize=8, markerfacecolor="none", color=ROLE_COLOURS["ink"])
             _format_update_axis(axes, curves)
     if rates := curves.series("train/lr"):
         peak = max(rate for _, rate in rates)
@@ -184,11 +180,7 @@ def draw_decisions(
         The plots.
     """
     y, p, plots = np.asarray(labels), np.asarray(probas), Plots()
-    draw = {
-        "auroc": _draw_roc,
-        "average_precision": _draw_precision_recall,
-        "calibration_error": _draw_calibration,
-    }
+    draw = {"auroc": _draw_roc, "average_precision": _draw_precision_recall, "calibration_error": _draw_calibration}
     for key, plot in draw.items():
         if (value := metrics[key].value) is not None:
             plot(plots, y, p, value)
@@ -210,9 +202,7 @@ def draw_histogram(
         The plot, as a list.
     """
     by_class = " by class" if labels is not None else ""
-    caption = (
-        f"Number of memes per {value_name}{by_class}. The dashed line is the threshold, {threshold:.3g}."
-    )
+    caption = f"Number of memes per {value_name}{by_class}. The dashed line is the threshold, {threshold:.3g}."
     legend = {} if labels is None else {"not hateful": "benign", "hateful": "hateful"}
     p, edges, plots = np.asarray(probas), [n / _HISTOGRAM_BINS for n in range(_HISTOGRAM_BINS + 1)], Plots()
     with plots.add_plot("histogram", "Scores", caption, legend) as axes:
@@ -316,13 +306,9 @@ def _draw_roc(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: flo
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
 
 
-def _draw_precision_recall(
-    plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], average_precision: float
-) -> None:
+def _draw_precision_recall(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], average_precision: float) -> None:
     share = y.mean()
-    caption = (
-        f"Average precision {average_precision:.4f}; guessing gives {share:.2f}, the share of hateful memes."
-    )
+    caption = f"Average precision {average_precision:.4f}; guessing gives {share:.2f}, the share of hateful memes."
     hits, selected = cumulative_counts(y, p)
     with plots.add_plot("precision-recall", "Precision and recall", caption) as axes:
         axes.axhline(share, color=ROLE_COLOURS["muted"], **_DASHED_LINE)
@@ -349,9 +335,7 @@ def _format_update_axis(axes: Axes, curves: TrainingCurves) -> None:
     """Mark the attempts, and give all plots of a training the same x axis so that they line up."""
     transform = axes.get_xaxis_transform()
     for number, attempt in enumerate(curves.attempts[1:], 2):
-        axes.axvline(
-            attempt.start_update, color=ROLE_COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=1
-        )
+        axes.axvline(attempt.start_update, color=ROLE_COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         axes.text(attempt.start_update, 1.0, f" {number}", transform=transform, va="top", fontsize=8)
     last = max(sample.update for sample in (*curves.samples, *curves.superseded_samples))
     axes.set(xlim=(0, 1.03 * last or 1), xlabel="update")

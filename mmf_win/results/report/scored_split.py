@@ -112,9 +112,7 @@ class ScoredSplit:
         from mmf_win.results.metrics import compute_metrics
 
         are_probabilities = self.value_name == "probability"
-        return compute_metrics(
-            labels, self.probas, threshold=self.threshold, are_probabilities=are_probabilities
-        )
+        return compute_metrics(labels, self.probas, threshold=self.threshold, are_probabilities=are_probabilities)
 
     @property
     def score_record(self) -> dict[str, Any]:
@@ -179,9 +177,7 @@ def worst_errors(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[Sc
     return sorted(errors, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
 
 
-def find_confounder_pairs(
-    memes: Sequence[ScoredMeme], picture_groups: Mapping[int, int]
-) -> list[ConfounderPair]:
+def find_confounder_pairs(memes: Sequence[ScoredMeme], picture_groups: Mapping[int, int]) -> list[ConfounderPair]:
     """Return all confounder pairs, the worst predicted ones first.
 
     Args:

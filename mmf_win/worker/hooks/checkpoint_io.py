@@ -77,9 +77,7 @@ def make_torch_load(*, trust: bool, use_mmap: bool = False) -> Callable[..., Any
 def _pickle_protocol_error(protocol: int, name: str) -> CheckpointError:
     """Return the error for a pickle protocol that torch cannot read safely; its hint converts the file."""
     target = str(Path(name).with_suffix(".protocol2.pth"))
-    code = (
-        f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {target!r})"
-    )
+    code = f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {target!r})"
     command = format_command(sys.executable, "-c", code)
     message = (
         f"{name} uses pickle protocol {'4 or 5' if protocol == 4 else protocol}; without running code from "
@@ -139,9 +137,7 @@ class CheckpointWriter:
                 file.flush()
                 os.fsync(file.fileno())
             if damage := torch_file.find_problem(temporary):
-                raise CheckpointError(
-                    f"{path}: damaged while being written ({damage})", hint="check the disk"
-                )
+                raise CheckpointError(f"{path}: damaged while being written ({damage})", hint="check the disk")
             self.sha256 = file.hash.hexdigest()
         self._written_path = path
 

@@ -77,9 +77,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
             with _redirect_saving(write_with_state):
                 super().save(update, iteration, update_best=update_best)
-            self._observer.write_event(
-                "checkpoint", update=update, sha256=write.sha256, best=bool(update_best)
-            )
+            self._observer.write_event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
             if self._observer.is_main:
                 self._remove_old_checkpoints(update)
 
@@ -166,13 +164,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         stopping.best_monitored_value = progress.best_value if progress else worst
 
     def _remove_old_checkpoints(self, update: int) -> None:
-        older = [
-            path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"
-        ]
+        older = [path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"]
         superseded = [
-            path
-            for path, saved_update in find_superseded_checkpoints(self._folder).items()
-            if saved_update < update
+            path for path, saved_update in find_superseded_checkpoints(self._folder).items() if saved_update < update
         ]
         for path in (*older[self._observer.request.train_task.keep_checkpoints :], *superseded):
             with suppress(OSError):  # on Windows, a file may be in use; the next save tries again

@@ -33,9 +33,5 @@ def describe_odd_loss(losses: Mapping[str, torch.Tensor]) -> str | None:
         or _USUAL_LOSS_RANGE[0] <= value <= _USUAL_LOSS_RANGE[1]
     ):
         return None
-    cause = (
-        "the model sees the label"
-        if value < _USUAL_LOSS_RANGE[0]
-        else "the inputs or the scores are not scaled"
-    )
+    cause = "the model sees the label" if value < _USUAL_LOSS_RANGE[0] else "the inputs or the scores are not scaled"
     return f"the first loss is {value:.2f} instead of about 0.69 (ln 2) for a new head: perhaps {cause}"

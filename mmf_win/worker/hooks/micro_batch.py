@@ -48,9 +48,7 @@ class MicroBatchSizer:
         request, task, rank_batch_size = observer.request, observer.request.train_task, get_batch_size()
         self._observer, self._scaler, self._scale = observer, trainer.scaler, 0.0
         self.batch_size: int = rank_batch_size * get_world_size()
-        self.fit_key = _build_fit_key(
-            trainer, self.batch_size, f"{precision}, fast" if request.fast else precision
-        )
+        self.fit_key = _build_fit_key(trainer, self.batch_size, f"{precision}, fast" if request.fast else precision)
         known_rows = task.known_micro_batches.get(self.fit_key)
         self.is_known_fit = task.micro_batch is None and known_rows is not None
         rows = task.micro_batch or known_rows

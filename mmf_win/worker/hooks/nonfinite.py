@@ -59,9 +59,7 @@ class Replay:
             norm = clip(*args, **kwargs)
             if not self._trainer.scaler.is_enabled() and not torch.isfinite(norm):
                 done = self._trainer.num_updates
-                error = DivergedError(
-                    f"the gradient norm of update {done + 1} is not finite", done, "gradient"
-                )
+                error = DivergedError(f"the gradient norm of update {done + 1} is not finite", done, "gradient")
                 raise self._located_error(error, self._passes)
             return norm
 
@@ -135,9 +133,7 @@ class _NonfiniteTracer:
         message = f"{error}: first in {'the backward pass of ' * self.is_backward}{call.name}"
         message += f" (its inputs were {'' if call.has_finite_inputs else 'not '}finite)"
         message += f"; not finite in the batch: {summarize_list(fields)}" * bool(fields)
-        message += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(
-            parameters
-        )
+        message += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(parameters)
         if self.row_ids:
             rows = summarize_list([*map(str, bad_ids or self.row_ids)], 5)
             message += f"; {'' if bad_ids else 'in one of '}rows {rows}"
@@ -173,18 +169,12 @@ class _NonfiniteTracer:
     def _check_tensor(self, tensor: torch.Tensor, call: _Call, *, is_parameter: bool = False) -> None:
         if self.first_nonfinite is None and not (finite := torch.isfinite(tensor)).all():
             by_row = not is_parameter and tensor.dim() and len(tensor) == len(self.row_ids)
-            bad_ids = (
-                [id_ for id_, row in zip(self.row_ids, finite, strict=True) if not row.all()]
-                if by_row
-                else []
-            )
+            bad_ids = [id_ for id_, row in zip(self.row_ids, finite, strict=True) if not row.all()] if by_row else []
             self.first_nonfinite = call, bad_ids
 
 
 def find_nonfinite(named_values: Iterable[tuple[Any, Any]]) -> list[Any]:
     """Return the names of the values that contain a non-finite number, also in nested containers."""
     return [
-        key
-        for key, value in named_values
-        if not all(torch.isfinite(tensor).all() for tensor in iter_tensors(value))
+        key for key, value in named_values if not all(torch.isfinite(tensor).all() for tensor in iter_tensors(value))
     ]

@@ -123,9 +123,7 @@ class ResumableSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         position, self._resume_position = self._resume_position, None
-        torch.set_rng_state(
-            broadcast_from_first(position["drawn_from"].cpu() if position else torch.get_rng_state())
-        )
+        torch.set_rng_state(broadcast_from_first(position["drawn_from"].cpu() if position else torch.get_rng_state()))
         self._pass_start = {
             "epoch": self._trainer.current_epoch,
             "drawn_from": torch.get_rng_state(),

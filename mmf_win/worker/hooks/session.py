@@ -67,9 +67,7 @@ class TrainingSession:
             from mmf_win.worker.tasks import check  # imports MMF
 
             check.run(observer, trainer, micro.rows_per_process)
-        self._is_head_fresh = trainer.num_updates == 0 and has_fresh_head(
-            trainer.model, observer.loaded_tensors
-        )
+        self._is_head_fresh = trainer.num_updates == 0 and has_fresh_head(trainer.model, observer.loaded_tensors)
         if request.train_task.find_micro_batch and micro.search is None:
             observer.write_event("micro_batch", rows=micro.rows, found=True)
         self._wait_profiler = DataWaitProfiler(trainer, observer.phase_timer, get_world_size())
@@ -137,9 +135,7 @@ class TrainingSession:
 
     def on_validation_end(self, meter: Any, *, final: bool = False) -> None:
         """Report a validation; the ``final`` one follows training and scores the best checkpoint."""
-        metrics = {
-            key.removeprefix("val/"): _finite_number(value.global_avg) for key, value in meter.meters.items()
-        }
+        metrics = {key.removeprefix("val/"): _finite_number(value.global_avg) for key, value in meter.meters.items()}
         metrics = metrics if self._keeps_metric_names else rename_metrics(metrics)
         update = self._checkpoint.resume_state.validated_update
         data = self._request.train_task.splits_read.get("val")

@@ -62,9 +62,7 @@ def report_unset_tensors(
     observer.loaded_tensors.update(copied)
     if not observer.has_begun:  # after training, MMF loads the best checkpoint again
         count, total = len(model_names) - len(missing), len(model_names)
-        observer.write_event(
-            "loaded", source=source, copied=count, total=total, missing=missing[:_MAX_LISTED_TENSORS]
-        )
+        observer.write_event("loaded", source=source, copied=count, total=total, missing=missing[:_MAX_LISTED_TENSORS])
 
 
 @contextmanager

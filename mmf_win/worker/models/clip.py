@@ -156,9 +156,7 @@ class Tower(nn.Module):
             if self._cache is None:
                 self._outputs[key] = compute()
             else:
-                self._outputs[key] = self._cache.get_or_compute(
-                    (*self._cache_key_parts, content.shape, key), compute
-                )
+                self._outputs[key] = self._cache.get_or_compute((*self._cache_key_parts, content.shape, key), compute)
         return torch.frombuffer(bytearray(self._outputs[key]), dtype=torch.float32).to(row.device)
 
     @cached_property
@@ -226,17 +224,9 @@ class ClipTokenizer(BaseProcessor):  # type: ignore[misc]
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
         """Return ``input_ids`` and ``input_mask`` [max_seq_length] of ``text``, with start and end tokens."""
         encoded = self._tokenizer(
-            item["text"],
-            truncation=True,
-            padding="max_length",
-            max_length=self._max_seq_length,
-            return_tensors="pt",
+            item["text"], truncation=True, padding="max_length", max_length=self._max_seq_length, return_tensors="pt"
         )
-        return {
-            "input_ids": encoded["input_ids"][0],
-            "input_mask": encoded["attention_mask"][0],
-            "text": item["text"],
-        }
+        return {"input_ids": encoded["input_ids"][0], "input_mask": encoded["attention_mask"][0], "text": item["text"]}
 
 
 def register(image_cache_dir: str | None) -> None:

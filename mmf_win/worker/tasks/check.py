@@ -29,10 +29,7 @@ _TRIAL_LEARNING_RATES = (1e-3, 1e-2)
 _MAX_LEARNED_LOSS = 0.2  # a softmax before cross-entropy keeps the loss above ln(1 + 1/e) = 0.3133
 _SCORE_TOLERANCE = 5e-3  # of the largest score; other batch sizes use other kernels
 _WARNING_SHARE = 0.1  # of truncated texts or of unknown tokens
-_MODALITIES = {
-    "text": re.compile("text|input_|segment|lm_label|tokens|length"),
-    "image": re.compile("image|img|bbox"),
-}
+_MODALITIES = {"text": re.compile("text|input_|segment|lm_label|tokens|length"), "image": re.compile("image|img|bbox")}
 _NEVER_TRAINED = {"vilbert": re.compile(r"\.biOutput\.q_dense[12]\.")}  # MMF creates them but never uses them
 
 
@@ -101,9 +98,7 @@ def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
         StopRequested: A stop was requested.
         OutOfMemoryError: The GPU's memory is full.
     """
-    context = CheckContext(
-        trainer, limit, is_head_fresh=has_fresh_head(trainer.model, observer.loaded_tensors)
-    )
+    context = CheckContext(trainer, limit, is_head_fresh=has_fresh_head(trainer.model, observer.loaded_tensors))
     for name, (check, passes) in CHECKS.items():
         started, has_failed = time.monotonic(), False
         try:
@@ -142,14 +137,10 @@ def _check_scores(context: CheckContext) -> Iterator[CheckResult]:
     scores, losses = output["scores"].float(), output["losses"]
     is_normalized = (scores.sum(-1) - 1).abs().max() < 1e-4 and scores.min() >= 0
     targets_fit = (
-        targets.dtype == torch.long
-        and targets.shape == (context.row_count,)
-        and set(targets.tolist()) <= {0, 1}
+        targets.dtype == torch.long and targets.shape == (context.row_count,) and set(targets.tolist()) <= {0, 1}
     )
     shape_problem, is_finite = context.shape_problem(), scores.isfinite().all()
-    softmax = (
-        "the two scores of each row sum to 1: a softmax comes before cross-entropy, which applies its own"
-    )
+    softmax = "the two scores of each row sum to 1: a softmax comes before cross-entropy, which applies its own"
     is_softmax = is_normalized and any("cross_entropy" in name for name in losses)
     targets_shape = f"the targets are {targets.dtype} with shape {tuple(targets.shape)}"
     for applies, text, advice in (
@@ -231,14 +222,12 @@ def _check_modalities(context: CheckContext) -> Iterator[CheckResult]:
     text = f"all scores stay the same with the {' or the '.join(ignored)} of another row"
     if not ignored:
         yield context.make_result("ok", "scores depend on text and image")
-    elif ignored == [
-        "image" if context.model_name == "unimodal_text" else "text"
-    ] and context.model_name.startswith("unimodal_"):
+    elif ignored == ["image" if context.model_name == "unimodal_text" else "text"] and context.model_name.startswith(
+        "unimodal_"
+    ):
         yield context.make_result("ok", f"{text}, as expected for this model")
     else:
-        yield context.make_result(
-            "warning", text, "forward() does not use it, or the head is initialized with 0"
-        )
+        yield context.make_result("warning", text, "forward() does not use it, or the head is initialized with 0")
 
 
 def _check_texts(context: CheckContext) -> Iterator[CheckResult]:
@@ -293,9 +282,7 @@ def _check_overfitting(context: CheckContext) -> Iterator[CheckResult]:
         optimizer = torch.optim.Adam([p for p in context.model.parameters() if p.requires_grad], trial_rate)
         min_loss = min(min_loss, _measure_min_loss(context, optimizer))
         if min_loss < _MAX_LEARNED_LOSS:
-            advice = (
-                "the model learns, but slowly at the run's rate" if rate < trial_rate else "reduce the rate"
-            )
+            advice = "the model learns, but slowly at the run's rate" if rate < trial_rate else "reduce the rate"
             yield context.make_result("note", f"{text}, and {min_loss:.2f} at {trial_rate:g}", advice)
             return
     advice = "a working model can memorize a few rows; check the loss, the inputs and what is frozen"

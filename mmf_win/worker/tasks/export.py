@@ -92,11 +92,7 @@ def region_locations(boxes: Tensor, image_size: Tensor) -> Tensor:
 def _vilbert_inputs(batch: SampleList) -> dict[str, Any]:
     info, tokens = batch.image_info_0, (batch.input_ids, batch.input_mask, batch.segment_ids)
     text = zip(("input_ids", "attention_mask", "token_type_ids"), tokens, strict=True)
-    image = {
-        "image_dim": info.max_features,
-        "image_location": info.bbox,
-        "image_feature": batch.image_feature_0,
-    }
+    image = {"image_dim": info.max_features, "image_location": info.bbox, "image_feature": batch.image_feature_0}
     return {**dict(text), **image, "image_target": None, "image_label": None}
 
 
@@ -159,9 +155,7 @@ def _quantize_model(model: Path, target: Path) -> None:
         onnx.save(onnx.shape_inference.infer_shapes(loaded), output)
 
     with replace_attribute(onnx.shape_inference, "infer_shapes_path", infer_shapes):
-        quantize_dynamic(
-            model, target, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8
-        )
+        quantize_dynamic(model, target, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8)
 
 
 def _require_processor(processor: Any, *supported_names: str) -> Any:

@@ -21,9 +21,7 @@ def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
     return {"input_ids": ids, "input_mask": mask, "image_feature_0": features, "text": ["a"] * len(lengths)}
 
 
-@pytest.mark.parametrize(
-    ("lengths", "expected"), [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)]
-)
+@pytest.mark.parametrize(("lengths", "expected"), [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)])
 def test_trimmed_texts_keep_one_column_of_padding_and_a_multiple_of_eight(
     lengths: tuple[int, ...], expected: int
 ) -> None:
@@ -42,7 +40,5 @@ def test_batches_with_other_padding_are_unchanged() -> None:
     left = batch(3)
     left["input_mask"] = left["input_mask"].flip(1)
     assert fast.trim_padding(left)["input_mask"].shape == (1, 32)
-    assert fast.trim_padding({"text": torch.ones(2, 20)})["text"].shape == (2, 20), (
-        "word vectors have no mask"
-    )
+    assert fast.trim_padding({"text": torch.ones(2, 20)})["text"].shape == (2, 20), "word vectors have no mask"
     assert fast.trim_padding({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)

@@ -21,9 +21,7 @@ checkpoint_io = LazyModule("mmf_win.worker.hooks.checkpoint_io")
 pytestmark = [
     pytest.mark.torch,
     requires_package("torch"),
-    pytest.mark.skipif(
-        is_wine(), reason="under Wine the process dies some time after an error of torch.load"
-    ),
+    pytest.mark.skipif(is_wine(), reason="under Wine the process dies some time after an error of torch.load"),
 ]
 
 
@@ -74,9 +72,7 @@ def test_class_is_refused_unless_the_file_is_trusted(user_dir: Path, zipped: boo
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_command_in_the_hint_converts_another_pickle_protocol(
-    user_dir: Path, zipped: bool, protocol: int
-) -> None:
+def test_command_in_the_hint_converts_another_pickle_protocol(user_dir: Path, zipped: bool, protocol: int) -> None:
     path = user_dir / "a model's weights.pth"
     value = {"model": {"head": torch.ones(3)}, "version": b"1"}
     torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
@@ -125,9 +121,6 @@ def test_missing_class_in_a_trusted_file_is_reported(user_dir: Path, monkeypatch
 def test_torch_load_is_restored_after_an_error() -> None:
     before = torch.load
     reader = checkpoint_io.make_torch_load(trust=True)
-    with (
-        pytest.raises(ZeroDivisionError),
-        checkpoint_io.replace_attribute(checkpoint_io.torch, "load", reader),
-    ):
+    with pytest.raises(ZeroDivisionError), checkpoint_io.replace_attribute(checkpoint_io.torch, "load", reader):
         raise ZeroDivisionError
     assert torch.load is before

@@ -15,9 +15,7 @@ outcome = LazyModule("mmf_win.worker.outcome")
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def test_error_in_the_second_pass_is_printed_and_the_first_error_is_raised(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_error_in_the_second_pass_is_printed_and_the_first_error_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
     diverged = outcome.DivergedError("the loss is not a number", 0, "loss")
     errors = iter([diverged, RuntimeError("of the second pass")])
 

@@ -23,9 +23,7 @@ session = LazyModule("mmf_win.worker.hooks.session")
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def start_session(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, start: int, checkpoint: str | None = None
-) -> Any:
+def start_session(folder: Path, monkeypatch: pytest.MonkeyPatch, *, start: int, checkpoint: str | None = None) -> Any:
     """Return the session of a training that started at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
@@ -67,9 +65,7 @@ def log_training(curves: Any, first: int, last: int, loss: float) -> None:
     curves.write("alive", {})
 
 
-def test_resumed_run_replaces_curves_after_its_checkpoint(
-    user_dir: Path,
-) -> None:
+def test_resumed_run_replaces_curves_after_its_checkpoint(user_dir: Path) -> None:
     log_training(observing.TensorBoardLogger(user_dir), 0, 4, loss=0.5)
     assert read_tensorboard_scalars(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
     assert read_tensorboard_scalars(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))

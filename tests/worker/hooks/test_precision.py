@@ -44,9 +44,7 @@ def test_model_computes_in_16_bits_and_returns_32_bits(name: str) -> None:
     assert out["scores"].dtype == out["others"][0].dtype == torch.float32
     assert out["counts"].dtype == torch.long and out["others"][1] == 3
     out["scores"].sum().backward()
-    assert (
-        {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
-    )
+    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_replica_of_the_model_computes_in_16_bits_with_its_own_weights() -> None:
@@ -71,11 +69,7 @@ def test_scaler_is_restored_from_a_checkpoint_that_has_one() -> None:
         )
         return trainer, resume.ResumeState(trainer, timing.PhaseTimer())
 
-    (first, first_state), (full, full_state), (second, second_state) = (
-        run(fp16=True),
-        run(fp16=False),
-        run(fp16=True),
-    )
+    (first, first_state), (full, full_state), (second, second_state) = (run(fp16=True), run(fp16=False), run(fp16=True))
     fresh = second.scaler.get_scale()
     first.scaler.load_state_dict(first.scaler.state_dict() | {"scale": 8.0})
     for each in (first, full, second):
@@ -97,9 +91,7 @@ def test_supported_precisions_of_devices(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not precision.supports_precision("fp16", torch.device("cpu")), "a torch without oneDNN"
 
 
-@pytest.mark.parametrize(
-    ("instructions", "machine", "is_supported"), [(False, "x86_64", False), (True, "AMD64", True)]
-)
+@pytest.mark.parametrize(("instructions", "machine", "is_supported"), [(False, "x86_64", False), (True, "AMD64", True)])
 def test_cpu_that_only_emulates_bf16_does_not_support_it(
     monkeypatch: pytest.MonkeyPatch, instructions: bool, machine: str, is_supported: bool
 ) -> None:

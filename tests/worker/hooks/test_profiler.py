@@ -61,9 +61,7 @@ def test_first_validation_only_counts_if_it_is_the_only_one(
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: SimpleNamespace(start=int, step=int, stop=int))
     timer, trainer = timing.PhaseTimer(), fake_trainer(0, "cpu")
     trainer.config = OmegaConf.create({"training": {"num_workers": 0}})
-    profiler = timing.Profiler(
-        AttemptRequest(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer
-    )
+    profiler = timing.Profiler(AttemptRequest(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer)
     for _ in range(7):
         profiler.on_update_end()
     timer.excluded_seconds |= {"checkpoint": [1.0], "validation": validations}
@@ -114,9 +112,7 @@ class FakeEvent:
         return 1000 * (end.at - self.at)
 
 
-def test_gpu_wait_excludes_validation_and_warm_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpu_wait_excludes_validation_and_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
     timer = timing.PhaseTimer()

@@ -67,8 +67,7 @@ def test_row_order_continues_within_an_epoch_with_other_batch_sizes(batch_size: 
 
 
 @pytest.mark.parametrize(
-    ("before", "count", "remaining"),
-    [(4, 0, 4), (4, 1, 3), (6, 1, 2), (5, 1, 3), (7, 1, 2), (7, 2, 0)],
+    ("before", "count", "remaining"), [(4, 0, 4), (4, 1, 3), (6, 1, 2), (5, 1, 3), (7, 1, 2), (7, 2, 0)]
 )
 def test_resumed_epoch_has_the_announced_number_of_batches(before: int, count: int, remaining: int) -> None:
     """Batches of 4 rows follow ``count`` batches of another size."""
@@ -85,9 +84,7 @@ def test_resumed_epoch_has_the_announced_number_of_batches(before: int, count: i
     assert len([*second]) == remaining
 
 
-def test_ranks_count_each_row_once_and_repeated_rows_never(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_count_each_row_once_and_repeated_rows_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of three batches has two rows for three ranks."""
     from mmf_win.worker.hooks import ranks, resume_state
 

@@ -60,11 +60,7 @@ def test_checkpoint_is_flushed_before_it_is_renamed(tmp_path: Path, flush_record
 def test_checkpoint_damaged_by_the_disk_does_not_replace_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, weights, fsync = (
-        tmp_path / "current.ckpt",
-        torch.full((1000,), 0x1234567, dtype=torch.int64),
-        os.fsync,
-    )
+    path, weights, fsync = (tmp_path / "current.ckpt", torch.full((1000,), 0x1234567, dtype=torch.int64), os.fsync)
     checkpoint_io.CheckpointWriter()({"update": 1}, path)
 
     def damage(descriptor: int) -> None:

@@ -75,9 +75,7 @@ _connections: list[socket.socket] = []
 _memory: list[torch.Tensor] = []
 
 
-def trigger_faults(
-    point: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None
-) -> None:
+def trigger_faults(point: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
     """Do what is asked for at this point."""
     update = _state["update"] - (point in ("writing", "saved"))
     for fault in _FAULTS:
@@ -243,9 +241,7 @@ def _fetch(self: Any, *args: Any, _original: Any = _MapDatasetFetcher.fetch) -> 
     return _original(self, *args)
 
 
-def _init_loader(
-    self: Any, *args: Any, _original: Any = torch.utils.data.DataLoader.__init__, **kwargs: Any
-) -> None:
+def _init_loader(self: Any, *args: Any, _original: Any = torch.utils.data.DataLoader.__init__, **kwargs: Any) -> None:
     workers = kwargs.get("num_workers", 0)
     trigger_faults("loader", workers)
     if any(fault["at"] == "loader_worker" for fault in _FAULTS):
