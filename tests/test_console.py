@@ -1,4 +1,4 @@
-"""What the user sees when stderr is not a terminal."""
+"""Output for the user if stderr is not a terminal."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_what_the_image_is_built_from_makes_the_same_wheel(packages: Packages, t
 
 
 def _installed(wheel: Path) -> list[str]:
-    """What is in a wheel, but for the sources of the C extension, which only the sdist's brings along."""
+    """Return the files of a wheel, without the sources of the C extension, which only the sdist has."""
     with zipfile.ZipFile(wheel) as opened:
         return sorted(name for name in opened.namelist() if "/native/" not in name)
 
@@ -97,7 +97,7 @@ echo "made-$2"
 
 @pytest.fixture
 def calls(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What buildah and debootstrap were called with; both are fake, and fail at the words ``FAILING``."""
+    """Return the calls of buildah and debootstrap; both are fake, and fail at the words ``FAILING``."""
     for name in ("buildah", "debootstrap"):
         (user_dir / name).write_text(_FAKE, encoding="utf-8")
         (user_dir / name).chmod(0o755)

@@ -69,7 +69,7 @@ def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> Iterator[str]:
 
 
 def _is_inherited(name: str) -> bool:
-    """Whether a method has its docstring from the class that its own one extends."""
+    """Return whether a method inherits its docstring."""
     module, *names = name.split(".")
     [path] = (path for path in MODULES if path.stem == module)
     of = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -47,7 +47,7 @@ def starts(server: WebServer) -> list[int]:
 
 
 def visible(target: Path) -> list[str]:
-    """What lies in the folder, without the lock, which stays."""
+    """Return the files of the folder, without the lock, which stays."""
     return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith(".lock"))
 
 

@@ -113,7 +113,7 @@ def test_a_copy_in_place_of_a_hard_link_is_flushed_before_it_takes_its_place(
 
 
 class Scanner:
-    """In the place of Path.replace: refuses as a virus scanner does that holds the file, some times."""
+    """Replacement of Path.replace that refuses some times, as if a virus scanner held the file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
         self.refusals = refusals

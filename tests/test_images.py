@@ -61,7 +61,7 @@ def test_grey_of_16_bits_keeps_its_upper_8(save: Save, user_dir: Path) -> None:
 
 
 def test_it_is_scaled_as_pillow_scales_other_pictures_of_16_bits(user_dir: Path) -> None:
-    """Of RGB and of grey with alpha, which Pillow reads at 8 bits."""
+    """16-bit RGB, and 16-bit grey with alpha, which Pillow reads with 8 bits."""
     values = [0, 255, 256, 0x1234, 0xABFF, 65535]
     for kind, channels in ((2, 3), (4, 2)):
         rows = b"\0" + b"".join(value.to_bytes(2, "big") * channels for value in values)

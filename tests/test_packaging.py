@@ -1,4 +1,4 @@
-"""What a user gets from the sdist and from the wheel that is built of it."""
+"""Contents of the sdist, and of the wheel built from it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ WHITE = 255  # the grey of an image at which the model fails with an error of it
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go, of which none is left; a short path, since those of sockets have to be."""
+    """Return the folder of temporary files, which must be empty at the end; its path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="мем ") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

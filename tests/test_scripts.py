@@ -35,7 +35,7 @@ def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class FakeCommands(list[str]):
-    """What was run, in one word each, and the last command; ``failing`` ends the script."""
+    """Record the commands of a script, in one word each, and the last one; ``failing`` ends the script."""
 
     failing = ""
     last: Sequence[str] = ()
@@ -50,7 +50,7 @@ class FakeCommands(list[str]):
 
 @pytest.fixture
 def commands(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
-    """In the place of real commands."""
+    """Replace the real commands."""
     fake = FakeCommands()
     monkeypatch.setattr(scripts, "run_command", fake)
     return fake

@@ -1,4 +1,4 @@
-"""What is taken out of files that go into a bug report."""
+"""Removal of secrets from the files of a bug report."""
 
 from __future__ import annotations
 

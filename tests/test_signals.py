@@ -1,4 +1,4 @@
-"""How signals are counted, on a clock of the test's own, and who gets them."""
+"""Counting of signals, with a clock of the tests, and their recipients."""
 
 from __future__ import annotations
 

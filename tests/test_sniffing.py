@@ -1,4 +1,4 @@
-"""What a file's start says about one that is not what it should be."""
+"""Recognition of wrong file types by their first bytes."""
 
 import copy
 import pickle

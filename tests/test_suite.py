@@ -36,7 +36,7 @@ def test_another_signal(number):
 
 @requires_tool("sh", exists_on_windows=False)
 def test_a_run_started_with_signals_ignored_lets_tests_get_them(tmp_path: Path) -> None:
-    """As a background job of a script is, or one of ``nohup``, which goes on when it gets SIGHUP."""
+    """Start a process as a background job of a script or with ``nohup``, which survives SIGHUP."""
     (tmp_path / "test_signals.py").write_text(_SIGNALLED, "ascii")
     pytest_words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
     command = [sys.executable, "-m", "pytest", *pytest_words, f"--rootdir={tmp_path}", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What the real MMF does once the patches are in force, as JSON.
+"""Report as JSON what the real MMF does once the patches are active.
 
 ``python -m tests.compat.probe MMF_ROOT WORLD``, in a process of its own, since patches change
 the process and importing MMF takes seconds. Each question is a function; the answers go by its name.
@@ -27,7 +27,7 @@ from tests.worlds.tiny_mmf import BOX_COUNT, WORDS, TinyWorld
 
 
 def imported(root: Path, world: TinyWorld) -> Any:
-    """What MMF's entry has imported that no update needs: models of transformers, and packages."""
+    """Return the models of transformers and the packages that MMF's entry has imported needlessly."""
     import mmf_cli.run
     import torch
     from mmf.utils.env import setup_imports
@@ -55,7 +55,7 @@ def adamw(root: Path, world: TinyWorld) -> Any:
 
 
 def retries_offline(root: Path, world: TinyWorld) -> Any:
-    """How often MMF 1.0.0rc12 tries what fails, where nothing may ask the hub, and where something may."""
+    """Count the retries of MMF 1.0.0rc12 with and without access to the Hugging Face Hub."""
     import transformers.utils.hub
     from mmf.utils import general
 
@@ -159,7 +159,7 @@ def features(root: Path, world: TinyWorld) -> Any:
 
 
 def hostile_files(root: Path, world: TinyWorld) -> Any:
-    """What readers say of files that would make a folder, whether one did, and what they read of others."""
+    """Return the replies of readers to files that would create a folder, and whether one did."""
     from mmf.datasets.databases.annotation_database import AnnotationDatabase
     from mmf.datasets.databases.readers.feature_readers import FeatureReader, PaddedFasterRCNNFeatureReader
     from mmf.modules.embeddings import ImageFinetune
@@ -238,7 +238,7 @@ def text_link(root: Path, world: TinyWorld) -> Any:
 
 
 def seeds(root: Path, world: TinyWorld) -> Any:
-    """How many numbers are drawn after the seed 0, twice, and after none, twice."""
+    """Count the random numbers drawn after the seed 0, twice, and without a seed, twice."""
     import torch
     from mmf.utils.env import set_seed
 
@@ -268,7 +268,7 @@ def csv_report(root: Path, world: TinyWorld) -> Any:
 
 
 def late(root: Path, world: TinyWorld) -> Any:
-    """What MMF's own metrics say, by a scikit-learn that was not imported before."""
+    """Compute MMF's own metrics with a scikit-learn that was not imported before."""
     import torch
     from mmf.modules import metrics
 
@@ -281,7 +281,7 @@ def late(root: Path, world: TinyWorld) -> Any:
 
 
 def predictions(root: Path, world: TinyWorld) -> Any:
-    """Whether predictions are those of MMF's own function, number by number."""
+    """Return whether predictions equal those of MMF's own function, number by number."""
     import torch
     from mmf.common.report import Report
     from mmf.datasets.builders.hateful_memes import dataset
@@ -308,7 +308,7 @@ def found_when_asked_for(root: Path, world: TinyWorld) -> Any:
 
 
 def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
-    """What becomes of a class, a model and a function that are not to be compiled."""
+    """Return a class, a model and a function that must not be compiled."""
     import torch
 
     class Thing:

@@ -105,7 +105,7 @@ class TestStructure:
         info.joinpath("METADATA").write_text(f"Name: transformers\nVersion: {version}\n", encoding="utf-8")
 
     def is_read(self, path: Path) -> bool:
-        """Whether the files are read to find what they define."""
+        """Return whether the files are read to find their definitions."""
         calls: list[Path] = []
         found = lazy_imports.cached_import_structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
         assert found == FOUND

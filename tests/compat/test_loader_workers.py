@@ -1,4 +1,4 @@
-"""What the reader of a DataLoader is told when its worker dies, or cannot hand a batch over."""
+"""Errors that a DataLoader reports if its worker dies or cannot pass a batch on."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _ENDS = {
 
 
 def told(*hows: str, wrapper: Sequence[str] = ()) -> list[str]:
-    """Of loaders whose worker ends so, or cannot go on."""
+    """Return the reports of loaders whose workers end in these ways."""
     command = [*wrapper, sys.executable, "-c", _LOADER, *hows]
     return subprocess.run(
         command, check=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=120

@@ -44,7 +44,7 @@ def test_the_table_has_every_patch_once() -> None:
 
 
 def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
-    """Where there is a package ``mmf`` of these modules, and its version."""
+    """Return a folder with a package ``mmf`` of these modules and its version."""
     (root / "mmf").mkdir(parents=True)
     (root / "mmf" / "__init__.py").write_text("", encoding="utf-8")
     for name, text in modules.items():

@@ -35,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
 
 @pytest.fixture(scope="module")
 def answers(mmf_root: Path, world: TinyWorld) -> dict[str, Any]:
-    """What the probe found."""
+    """Return the probe's answers."""
     done = subprocess.run(
         [sys.executable, "-m", probe.__name__, str(mmf_root), str(world.root)],
         cwd=_ROOT,
@@ -89,5 +89,5 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_mmf_does_as_it_should(answers: dict[str, Any], question: Callable[..., Any], answer: Any) -> None:
-    """What each question asks, and so what goes wrong without a patch, is said there."""
+    """Each question of the probe says what it asks and what fails without a patch."""
     assert answers[question.__name__] == answer

@@ -17,7 +17,7 @@ from tests.worlds.tools import mark_wide
 
 
 def _finds_new_modules() -> bool:
-    """Whether this Python imports what was written while it ran; some releases of 3.11 fail at that."""
+    """Return whether this Python imports files written while it runs; some releases of 3.11 fail."""
     try:
         importlib.invalidate_caches()
     except TypeError:

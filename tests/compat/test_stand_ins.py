@@ -1,4 +1,4 @@
-"""What replaces packages that are gone."""
+"""Replacements of packages that no longer exist."""
 
 from __future__ import annotations
 

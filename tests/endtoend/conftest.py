@@ -59,7 +59,7 @@ def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
 
 @pytest.fixture(scope="session")
 def trained_runs_dir(mmf_version: str, shared_folder: Path) -> Path:
-    """Where trained runs are kept for the tests with the same MMF."""
+    """Return the folder of trained runs that tests with the same MMF share."""
     folder = shared_folder / f"trained with {mmf_version}"
     folder.mkdir(exist_ok=True)
     return folder
@@ -105,12 +105,12 @@ class Tool:
     output: str = ""
 
     def with_world_copy(self, name: str) -> Tool:
-        """The same beside a copy of the world, which a test may change."""
+        """Return a tool with a copy of the world that a test may change."""
         return replace(self, world=self.world.copy(self.folder / name))
 
     @property
     def save_dir(self) -> Path:
-        """Where the runs go."""
+        """The folder of the runs."""
         return self.folder / "сохранено 保存"
 
     def preset(self, name: str, **changes: Any) -> str:
@@ -132,7 +132,7 @@ class Tool:
         return {**self._recipe(name).settings, "training": {"batch_size": 4, "num_workers": 0}}
 
     def settings_without_dropout(self, name: str) -> dict[str, Any]:
-        """The same of a ViLBERT or a Visual BERT without chance."""
+        """Return the settings of a ViLBERT or Visual BERT without dropout."""
         parts = ("", "v_") if name == "vilbert" else ("",)
         names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
         settings = self.settings(name)
@@ -208,7 +208,7 @@ def attempt_outcomes(run: Run) -> list[str]:
 
 
 def read_events_of_kind(run: Run, kind: str) -> list[Event]:
-    """What a run has told of one kind, in all its attempts."""
+    """Return the events of one kind in all attempts of a run."""
     return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
@@ -223,7 +223,7 @@ def logged_losses(run: Run) -> list[float]:
 
 
 def load_checkpoint(run: Run, name: str = "current.ckpt") -> dict[str, Any]:
-    """What is in a checkpoint."""
+    """Return the contents of a checkpoint."""
     import torch
 
     return dict(torch.load(run.checkpoints / name, weights_only=True))
@@ -237,12 +237,12 @@ def assert_same_weights(run: Run, other: Run, rtol: float = 0, atol: float = 0) 
 
 
 def predicted_ids(result: Mapping[str, Any]) -> list[str]:
-    """Of the rows that ``mmfw predict`` has written, in their order."""
+    """Return the ids of the rows that ``mmfw predict`` has written, in their order."""
     return [row.id for row in read_predictions(Path(result["csv"]))]
 
 
 def probabilities(result: Mapping[str, Any]) -> list[float]:
-    """What ``mmfw predict`` has written, in the order of the rows."""
+    """Return the probabilities that ``mmfw predict`` has written, in the order of the rows."""
     return [row.proba for row in read_predictions(Path(result["csv"]))]
 
 

@@ -1,4 +1,4 @@
-"""What people's files look like: broken pictures, and annotations as other programs write them."""
+"""Damaged images, and annotations as other programs write them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ FAULTS = {
 
 
 def unsound(found: Any) -> list[tuple[str, str]]:
-    """What is worse than a note: the verdict, and the check that finds it."""
+    """Return the results worse than a note: verdict and check."""
     return [(each["verdict"], each["check"]) for each in found["findings"] if each["verdict"] in ("warning", "error")]
 
 

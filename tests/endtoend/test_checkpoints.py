@@ -1,4 +1,4 @@
-"""How checkpoints get to the disk, what stays of them, and what they remember."""
+"""Writing of checkpoints, the files that remain, and their contents."""
 
 from __future__ import annotations
 

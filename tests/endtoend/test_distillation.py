@@ -15,7 +15,7 @@ from tests.endtoend.test_memory import without_dropout
 
 @pytest.fixture
 def lessons(tool: Tool) -> Path:
-    """What a trained model predicts for the training rows."""
+    """Return the predictions of a trained model for the training rows."""
     teacher = tool.get_trained_run("vilbert", run="teacher")
     return Path(tool("predict", teacher.id, "--split", "train", "--no-report")["csv"])
 

@@ -68,7 +68,7 @@ def exported(tool: Tool, name: str, *words: str) -> tuple[Path, dict[str, Any]]:
 
 
 def outside(tool: Tool, folder: Path, *words: str, code: int = 0) -> str:
-    """What ``run.py`` prints, in another place and a Python without torch, MMF and mmfw."""
+    """Return the output of ``run.py`` in another folder, with a Python without torch, MMF and mmfw."""
     moved = tool.folder / "elsewhere"
     shutil.copytree(folder, moved, dirs_exist_ok=True)
     command = [sys.executable, "-I", "-X", "utf8", "-c", ALONE, str(moved / "run.py"), *words]

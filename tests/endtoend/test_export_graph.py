@@ -1,4 +1,4 @@
-"""What the worker makes of a trained model: ONNX that predicts as MMF does, from plain bytes and ids."""
+"""ONNX graphs that the worker exports: they predict as MMF does, from plain bytes and ids."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def rows(tool: Tool) -> list[dict[str, Any]]:
-    """What is predicted."""
+    """Return the predictions."""
     path = tool.world.dataset / "annotations" / "test_unseen.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 

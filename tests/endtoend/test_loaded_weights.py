@@ -1,4 +1,4 @@
-"""What of a model a file of weights has set is counted, wherever MMF loads it."""
+"""Counting of the tensors that a file of weights sets, wherever MMF loads one."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows kills no process for want of memory")
 def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, set_faults: SetFaults) -> None:
-    """As Linux does it when memory runs out, with kill -9."""
+    """Kill the worker with SIGKILL, as Linux does when memory runs out."""
     set_faults({"at": "loader_worker", "do": "kill", "above": 1})
     run = tool.train(tool.preset("vilbert"), "--updates", "1", "training.num_workers=2")
     assert [event["workers"] for event in read_events_of_kind(run, "train_started")] == [2, 1]

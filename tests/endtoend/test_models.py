@@ -80,7 +80,7 @@ def test_what_only_rc12_has_predicts_memes_without_labels(tool: Tool, tmp_path: 
 @pytest.mark.wide
 @pytest.mark.parametrize(("model", "start"), [("vilbert", "from_cc"), ("visual_bert", "from_coco")])
 def test_a_model_starts_from_weights_pretrained_elsewhere(tool: Tool, model: str, start: str) -> None:
-    """As the presets vilbert_cc and visual_bert_coco do, with a checkpoint on disk, not the zoo's."""
+    """Write a preset like vilbert_cc and visual_bert_coco, with a local checkpoint instead of the zoo's."""
     weights = tool.get_trained_run(model, run="source").checkpoints / "current.ckpt"
     preset = tool.preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
     words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")

@@ -1,4 +1,4 @@
-"""Where a value that is not finite came from: what a run says of it, on the real MMF."""
+"""Origin of values that are not finite, in a run's messages, on the real MMF."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def predict(tool: Tool, *words: str) -> list[dict[str, Any]]:
-    """What ``mmfw predict --json`` prints: an object for each prediction file, one a line."""
+    """Return the objects that ``mmfw predict --json`` prints, one for each prediction file."""
     assert tool.run_for_exit_code("predict", *words, "--json") == 0, tool.errors
     return [json.loads(line) for line in tool.output.splitlines()]
 

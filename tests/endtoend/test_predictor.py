@@ -42,7 +42,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go, of which none is left; a short path, since those of sockets have to be."""
+    """Return the folder of temporary files, which must be empty at the end; its path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="мем ") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

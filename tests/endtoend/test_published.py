@@ -41,7 +41,7 @@ class Shop:
 
     @property
     def weights(self) -> Path:
-        """Where the zoo's file is unpacked."""
+        """Return the folder where the zoo's file is unpacked."""
         return self.tool.world.data / "models" / KEY / "model.pth"
 
     def publish(self, weights: Path) -> None:
@@ -53,7 +53,7 @@ class Shop:
         shutil.rmtree(self.weights.parent, ignore_errors=True)
 
     def probas(self, *words: str) -> list[list[float]]:
-        """What ``mmfw predict`` gives, a list for each split."""
+        """Return the predictions of ``mmfw predict``, a list for each split."""
         return [probabilities(result) for result in predict(self.tool, *words, "--no-report")]
 
     def run_named(self, name: str) -> Run:
@@ -174,7 +174,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
 
 
 def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted(shop: Shop) -> None:
-    """As torch 1.5 wrote files, and with a configuration of omegaconf's as MMF once put into them."""
+    """Write a file as torch 1.5 did, with an omegaconf configuration as MMF once stored it."""
     from omegaconf import OmegaConf
 
     expected = shop.probas("trained", "--split", "dev_seen")

@@ -47,7 +47,7 @@ def test_a_model_gives_the_recorded_numbers(tool: Tool, mmf_version: str, name: 
 
 
 def test_a_model_that_begins_with_other_weights_gives_the_recorded_numbers(tool: Tool, mmf_version: str) -> None:
-    """As the preset visual_bert_coco does, with a checkpoint of this test in place of the zoo's."""
+    """Write a preset like visual_bert_coco, with a checkpoint of this test instead of the zoo's."""
     weights = tool.train(tool.preset("visual_bert"), "--updates", "1", "--seed", "2", "--name", "source")
     preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
     file = weights.checkpoints / "current.ckpt"

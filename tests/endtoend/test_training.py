@@ -1,4 +1,4 @@
-"""What a run leaves behind, how it is steered, and how it ends."""
+"""Files, options and ends of a training."""
 
 from __future__ import annotations
 

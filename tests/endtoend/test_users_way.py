@@ -90,7 +90,7 @@ class Demo:
         return self.mmfw_says(*words)[0]
 
     def mmfw_says(self, *words: str) -> tuple[Any, str]:
-        """The same, and what it says on stderr."""
+        """Run the command and return its output and stderr."""
         with self.at_work(*words, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             output, said = (stream.decode(errors="replace") for stream in process.communicate())
         assert process.returncode == 0, output + said

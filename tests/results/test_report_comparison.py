@@ -127,7 +127,7 @@ def test_a_run_whose_total_was_raised_later_is_not_averaged(world: ReportWorld) 
 
 
 def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(world: ReportWorld) -> None:
-    """As after a change to a configuration file that the preset names."""
+    """Change a configuration file that the preset names."""
     runs = [world.add_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
         run.checkpoints.mkdir()
@@ -278,13 +278,13 @@ def plotted(values: list[Any], scores: list[float | None] | None = None) -> Any:
 
 
 def places(plot: Any) -> dict[str, float]:
-    """How far from the left each label of the values stands."""
+    """Return the horizontal position of each label."""
     found = re.findall(r"rotate\(-0 ([\d.]+)[^>]*>([^<]*)</text>", plot.svg.partition("matplotlib.axis_2")[0])
     return {text: float(x) for x, text in found}
 
 
 def dots(plot: Any) -> list[tuple[float, float]]:
-    """Where the runs stand, from the left and from the top."""
+    """Return the positions of the runs, from the left and from the top."""
     found = re.findall(r'<use [^>]*x="(.*?)" y="(.*?)" style="fill: var\(--accent', plot.svg)
     return [(float(x), float(y)) for x, y in found]
 

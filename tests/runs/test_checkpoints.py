@@ -177,7 +177,7 @@ def test_file_that_is_not_a_checkpoint_is_rejected(tmp_path: Path, content: byte
 
 
 def test_checkpoint_with_damaged_zip_directory_is_rejected(tmp_path: Path) -> None:
-    """Its last record is intact, so a superficial check takes it for a zip file."""
+    """Damage a file before its last record, so that a superficial check takes it for a zip file."""
     path = write_checkpoint(tmp_path / "damaged.ckpt", 1)
     hostile_archives.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
     assert checkpoints.check_file(path).problem == "truncated or not a checkpoint"

@@ -27,7 +27,7 @@ _STATUS_BY_ACTION = {"completed": "completed", "stopped": "stopped", "failed": "
 
 
 class RequestRefusedError(Exception):
-    """What the server answers instead."""
+    """An error that the server returns instead of an answer."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -101,7 +101,7 @@ class ClearMLStub:
         return sorted((event["iter"], event["timestamp"], event["value"]) for event in found)
 
     def hyperparameters(self, section: str) -> dict[str, str]:
-        """Those of a section of the only task."""
+        """Return the hyperparameters in a section of the only task."""
         return {name: param["value"] for name, param in self.task()["hyperparams"].get(section, {}).items()}
 
     def file_content(self, uri: str) -> bytes:
@@ -277,7 +277,7 @@ def _create_record(records: Records, **fields: Any) -> str:
 
 
 def _filter_records(records: Records, query: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of these names, tags and so on."""
+    """Return the items with these names, tags and so on."""
 
     def has_value(record: dict[str, Any], name: str) -> bool:
         wanted, there = query.get(name), record.get(name)

@@ -15,7 +15,7 @@ _barrier: Any = None
 
 
 def run_concurrently(task: Callable[[Path], list[str]], folder: Path) -> list[str]:
-    """What the processes return together.
+    """Run the processes at the same time and return their results.
 
     Args:
         task: a function of a module; it calls :func:`wait_at_barrier` where all must have come so far.

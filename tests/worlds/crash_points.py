@@ -79,7 +79,7 @@ class InstallCommand:
         return {name: content for name, content in there.items() if not f"/{name}".count("/.")}
 
     def find_steps(self) -> tuple[int, list[int]]:
-        """How many steps it takes on the disk, and those that move files to their places."""
+        """Return the number of steps on the disk, and the steps that move files into place."""
         self.reset()
         done = self.run()
         assert done.returncode == 0, done.stderr

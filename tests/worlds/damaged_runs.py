@@ -77,7 +77,7 @@ class DamagedRuns:
 
 
 def run_command(arguments: list[str]) -> tuple[int, str, str]:
-    """Its exit code, and what it printed as its result and beside it."""
+    """Run a command and return its exit code, its result and its other output."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         code = main(arguments)

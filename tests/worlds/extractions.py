@@ -1,4 +1,4 @@
-"""What an extraction writes, file by file."""
+"""Files that an extraction writes, in order."""
 
 from __future__ import annotations
 

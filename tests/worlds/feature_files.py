@@ -9,7 +9,7 @@ from typing import Any
 
 
 def make_info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, Any]:
-    """What ``extract_features_vmb.py`` puts into ``NAME_info.npy``."""
+    """Return the contents that ``extract_features_vmb.py`` writes to ``NAME_info.npy``."""
     import numpy as np
 
     random = np.random.default_rng(seed)

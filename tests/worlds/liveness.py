@@ -30,7 +30,7 @@ class LivenessMonitor:
             self._connections[-1].settimeout(_TIMEOUT_SECONDS)
 
     def has_only_dead_processes(self) -> bool:
-        """Whether no accepted connection is held any more; a TimeoutError where one is for too long."""
+        """Wait until no accepted connection is open; raise TimeoutError if one stays open too long."""
         for connection in self._connections:
             # Windows resets the connections of a process that was killed.
             with suppress(ConnectionResetError):

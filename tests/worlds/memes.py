@@ -57,7 +57,7 @@ def dataset_files(
 
 
 def without_images(files: Files, ids: Iterable[int]) -> Files:
-    """The same set as those copies have it that lack some images; the annotations still name them."""
+    """Return the dataset as public copies have it: some images are missing, the annotations still name them."""
     gone = {f"{id_:05}.png" for id_ in ids}
     return {name: content for name, content in files.items() if name.rpartition("/")[2] not in gone}
 
@@ -84,7 +84,7 @@ def incomplete_dataset_files() -> tuple[Files, dict[str, list[int]]]:
 
 
 def with_packed_images(files: Files, *, name: str = f"{TOP_FOLDER}img.tar.gz") -> Files:
-    """The same set with its images in a tar.gz of their own."""
+    """Return the dataset with its images in a tar.gz of their own."""
     images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
     return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
 
@@ -96,7 +96,7 @@ def make_encrypted_zip(path: Path, files: Files) -> Path:
 
 
 def mmf_layout(files: Files) -> Files:
-    """Where MMF wants what is in ``files``."""
+    """Return the files at the paths where MMF expects them."""
     places = {}
     for name, content in files.items():
         if name.endswith(".jsonl"):

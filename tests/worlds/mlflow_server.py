@@ -84,7 +84,7 @@ def _start_server(folder: Path, users: Path, address: Path) -> str:
 
 
 class MlflowExperiment:
-    """What the server has of the runs of an experiment, read by MLflow's own client."""
+    """Return the server's data of an experiment's runs, read with MLflow's own client."""
 
     def __init__(self, url: str, experiment: str) -> None:
         from mlflow import MlflowClient

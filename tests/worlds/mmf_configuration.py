@@ -1,4 +1,4 @@
-"""What the real MMF makes of its configuration and of its zoo, answered by a process of its own.
+"""Configuration and zoo as the real MMF reads them, answered by a separate process.
 
 ``python -m tests.worlds.mmf_configuration MMF_ROOT < QUESTIONS`` builds MMF's own ``Configuration`` for each
 question, with nothing of mmfw's but the patches, and from a file as the worker writes one for an attempt.
@@ -43,7 +43,7 @@ def query_mmf(
     zoo_keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the real MMF of a folder answers in an environment, by default this process's.
+    """Return the answers of the real MMF of a folder in an environment, by default this process's.
 
     Returns:
         ``configurations``, for each question the whole one, or the name of the error that refuses it;

@@ -36,7 +36,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Visible
 
 
 class Packages(NamedTuple):
-    """What is published: the source distribution, what is in it, unpacked, and the wheel built from that."""
+    """The published packages: the sdist, its unpacked contents, and the wheel built from it."""
 
     sdist: Path
     source: Path

@@ -40,12 +40,12 @@ class Code:
 
 
 def call_global(name: bytes, *args: object) -> Code:
-    """What calls a name of numpy's."""
+    """Return code that calls one of numpy's functions."""
     return Code(name + b"(" + b"".join(map(_encode_value, args)) + b"tR")
 
 
 def set_state(built: Code, *parts: object) -> Code:
-    """What gives a state to what was built."""
+    """Return code that sets the state of the built object."""
     return Code(built.code + b"(" + b"".join(map(_encode_value, parts)) + b"tb")
 
 
@@ -151,7 +151,7 @@ HOSTILE_PICKLES = {
 
 @cache
 def numpy_pickles() -> list[bytes]:
-    """What numpy writes of a record and of a list of keys, by each protocol."""
+    """Return the pickles that numpy writes of a record and of a list of keys, by protocol."""
     import numpy as np
 
     record = {**feature_files.make_info(2, classes=3), "features": np.ones((2, 4), dtype=">f4"), "feature_path": "a"}

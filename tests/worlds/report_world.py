@@ -44,7 +44,7 @@ class ReportWorld:
 
     @property
     def dataset(self) -> DatasetPaths:
-        """Where the memes are."""
+        """The folder of the memes."""
         return MmfPaths.resolve(self.data).dataset
 
     def write_annotations(self, memes: Sequence[dict[str, Any]], split: str = SPLIT) -> None:
@@ -168,7 +168,7 @@ def make_sweep_runs(
 
 
 def visible_text(page: Path | str) -> str:
-    """What is read on the page, without its marks."""
+    """Return the visible text of a page, without markup."""
     html = page if isinstance(page, str) else page.read_text(encoding="utf-8")
     return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL).split())
 

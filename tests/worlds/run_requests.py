@@ -1,4 +1,4 @@
-"""What a run was asked for, as a test says it: by attributes of a request, options and overrides."""
+"""Requests of runs, built from attributes, options and overrides."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def gated_command(folder: Path, prelude: str = "") -> str:
 
 
 def read_journal(folder: Path) -> list[str]:
-    """What the gated commands in a folder have noted, as ``begin 3`` and ``end 3``."""
+    """Return the journal of the gated commands in a folder, as ``begin 3`` and ``end 3``."""
     path = folder / "journal"
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -79,7 +79,7 @@ def start_sweep_command(*arguments: object, stderr: int = subprocess.STDOUT) -> 
 
 
 def forbid_resume(arguments: Sequence[str], run: Run) -> list[str]:
-    """What resumes a training, where none has a checkpoint to resume from."""
+    """Return arguments that resume a training, where none has a checkpoint to resume from."""
     raise AssertionError(f"{run.path} has no checkpoint")
 
 

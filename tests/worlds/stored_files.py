@@ -44,7 +44,7 @@ class StoredFiles:
 
     @property
     def save(self) -> Path:
-        """Where the runs and sweeps are."""
+        """The folder of the runs and sweeps."""
         return self.root / "save"
 
     @property

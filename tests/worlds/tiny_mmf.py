@@ -42,7 +42,7 @@ Settings = dict[str, Any]
 
 
 class TinyWorld:
-    """Where everything is.
+    """The folder of everything.
 
     Args:
         root: holds the rest.
@@ -59,12 +59,12 @@ class TinyWorld:
         self.dataset = self.data / "datasets" / "hateful_memes" / "defaults"
 
     def copy(self, root: Path) -> TinyWorld:
-        """The same world in another folder, where a test may change it."""
+        """Copy the world to another folder, where a test may change it."""
         return TinyWorld(Path(shutil.copytree(self.root, root)))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What MMF needs to know, and a stop to every download."""
+        """Return the settings that MMF needs, with all downloads disabled."""
         return {
             "MMF_DATA_DIR": str(self.data),
             "MMF_CACHE_DIR": str(self.cache),
@@ -167,7 +167,7 @@ def build_bert(folder: Path) -> None:
 
 
 def build_models(world: TinyWorld) -> None:
-    """The same, and a CLIP of two layers for images of 32 pixels, with its tokenizer, in one child."""
+    """Write the same, and a CLIP of two layers for images of 32 pixels with its tokenizer, in one child process."""
     sizes = {**SIZES, "intermediate_size": INTERMEDIATE_SIZE, "projection_dim": 16}
     text = {**sizes, "max_position_embeddings": POSITIONS}
     vision = {**sizes, "image_size": 32, "patch_size": 16}

@@ -129,7 +129,7 @@ class MmfwRunner:
         return self.err if code else self.out
 
     def json(self, *arguments: object, code: int = 0) -> Any:
-        """The same with ``--json``: the result, or without one the error, which is also the last line."""
+        """Run with ``--json`` and return the result, or the error on the last line."""
         self(*arguments, "--json", code=code)
         lines = self.out.splitlines()
         if code:

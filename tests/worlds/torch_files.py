@@ -21,7 +21,7 @@ def write_torch_zip(path: Path, contents: Any, storage: bytes = bytes(100_000)) 
 def write_checkpoint(
     path: Path, update: int, epoch: int = 1, best_update: int | None = None, save_dir: str = ""
 ) -> Path:
-    """What MMF saves, as far as it can be read without torch; it is the best one unless another is named."""
+    """Write files like those that MMF saves, readable without torch; the best one unless another is named."""
     counts = {"num_updates": update, "current_epoch": epoch}
     config = {"env": {"save_dir": save_dir}}
     best_update = update if best_update is None else best_update

@@ -22,7 +22,7 @@ class ReceivedRequest(NamedTuple):
 
 @dataclass
 class PlannedResponse:
-    """How the next answer is given; a fault changes it."""
+    """The form of the next response; a fault changes it."""
 
     body: bytes
     status: int

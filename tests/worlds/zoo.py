@@ -29,7 +29,7 @@ def sha256(content: bytes) -> str:
 
 
 def features_archive(data: bytes = LMDB_DATA) -> bytes:
-    """As MMF's ``features.tar.gz``."""
+    """Entry like MMF's ``features.tar.gz``."""
     return tar_gz({_LMDB_FILE: data, "detectron.lmdb/lock.mdb": b"lock"})
 
 
