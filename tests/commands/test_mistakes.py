@@ -167,4 +167,4 @@ def test_invalid_run_name_is_rejected_with_a_valid_one(user_dir: Path, mmfw: Mmf
 def test_key_that_yaml_reads_as_a_boolean_is_reported_with_the_error(here: Path, mmfw: MmfwRunner) -> None:
     (here / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
     mmfw("sweep", "run", str(here / "grid.yaml"), "--dry-run", code=2)
-    assert "nothing sets on" in mmfw.err and "YAML reads on as True" in mmfw.err
+    assert "on has no value" in mmfw.err and "YAML reads on as True" in mmfw.err
