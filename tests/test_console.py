@@ -101,7 +101,7 @@ def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_log_is_shown_warnings_as_notes_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    log = logging.getLogger("mmf_win.some.room")
+    log = logging.getLogger("mmf_win.some.package")
     with console.show_log_messages():
         log.info("two files are read again")
         log.warning("%s is left aside", "dev.json")

@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: what is imported when, what is documented, what agrees with what."""
+"""Conventions that no linter checks: imports, documentation, and files that must agree."""
 
 from __future__ import annotations
 

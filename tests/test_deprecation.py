@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmf_win.archives import open_archive
 from mmf_win.deprecation import deprecated_aliases
 from mmf_win.errors import RunNotFoundError
 
@@ -47,6 +50,14 @@ def test_error_is_caught_by_its_old_name() -> None:
     errors: Any = import_module("mmf_win.errors")
     with pytest.warns(DeprecationWarning), pytest.raises(errors.NoRun):
         raise RunNotFoundError("there is no run")
+
+
+def test_old_keyword_of_open_archive_still_works(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz"):
+        pass
+    with pytest.warns(DeprecationWarning, match="use list_members"):
+        open_archive(path, listed=False)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -6,6 +6,7 @@ File names may be wrong, and downloads may be web pages. A folder is read like a
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Generator
 from contextlib import suppress
@@ -34,7 +35,9 @@ _SEVEN_ZIP_SIGNATURE = b"7z\xbc\xaf\x27\x1c"
 _GZIP_SIGNATURE = b"\x1f\x8b"
 
 
-def open_archive(path: Path, ask: PasswordCallback | None = None, *, list_members: bool = True) -> Archive:
+def open_archive(
+    path: Path, ask: PasswordCallback | None = None, *, list_members: bool = True, listed: bool | None = None
+) -> Archive:
     """Open an archive for reading; the file's suffix is ignored.
 
     Args:
@@ -42,6 +45,7 @@ def open_archive(path: Path, ask: PasswordCallback | None = None, *, list_member
         ask: Returns the password; called at most once, and only if something is encrypted.
         list_members: Whether to list the members of a tar, for which a compressed one is read to its end;
             see :class:`~mmf_win.archives.tar.TarArchive`.
+        listed: Deprecated name of ``list_members``.
 
     Returns:
         The archive; nothing is extracted yet.
@@ -50,6 +54,9 @@ def open_archive(path: Path, ask: PasswordCallback | None = None, *, list_member
         ArchiveError: The file does not exist, is no archive, is damaged, or a member's name is unsafe.
         PasswordError: The list of members is encrypted, and the password is missing or wrong.
     """
+    if listed is not None:
+        warnings.warn("listed is deprecated, use list_members", DeprecationWarning, stacklevel=2)
+        list_members = listed
     if path.is_dir():
         return FolderArchive(path)
     if not path.is_file():
