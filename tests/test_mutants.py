@@ -85,5 +85,5 @@ def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: p
 
 
 def test_an_unknown_id_is_refused(mutate: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="neither a file of mutants nor the id"):
+    with pytest.raises(SystemExit, match="neither a file of mutants nor a mutant's ID"):
         mutate.select_mutants(["no-such-mutant"])

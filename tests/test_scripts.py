@@ -117,7 +117,7 @@ def copy_demo(checkout: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [("--help", 0, "python scripts/demo.py"), ("--setup-only --seed 2", 1, "--setup-only runs no demo")],
+    [("--help", 0, "python scripts/demo.py"), ("--setup-only --seed 2", 1, "--setup-only cannot be combined")],
     ids=["help", "dropped"],
 )
 def test_the_demo_script_says_what_it_takes_and_installs_nothing(
