@@ -103,7 +103,7 @@ def test_the_reference_is_what_the_code_says(commands_doc: ModuleType, page: str
 
 
 def test_the_readme_names_every_command_and_no_other(commands_doc: ModuleType) -> None:
-    names = {name for name, _ in commands_doc.commands()}
+    names = {name for name, _ in commands_doc.iter_command_help()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {f"mmfw {name}" for name in COMMANDS} <= set(re.findall(r"mmfw [a-z-]+", readme))
     named = re.findall(r"^(?:\$ )?(mmfw [a-z-]+)|`(mmfw [a-z-]+)", readme, re.MULTILINE)
@@ -197,7 +197,7 @@ def test_every_dependency_is_pinned_as_tested_and_at_its_lowest_version() -> Non
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     pins, tested = _pins("constraints-lowest.txt"), _pins("constraints.txt")
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
-    tools = {"ruff", "mypy", "import-linter", "mkdocs-material"}  # they do not run the code
+    tools = {"ruff", "codespell", "mypy", "import-linter", "mkdocs-material"}  # they do not run the code
     for name, bound in re.findall(r'^ +"([A-Za-z0-9_.-]+)>=([0-9.]+)', text, re.MULTILINE):
         assert f"\n{name.lower()}==" in pinned or name == "setuptools"
         if name in ("torch", "torchvision"):
@@ -347,8 +347,8 @@ _TEXTS_OF_OTHERS = {
     "inputs/hub": "only the first line of what huggingface_hub says is shown",
     "integrity/manifest": "Python names the field that a dataclass lacks in a text alone",
     "runs/checkpoints": "a library may name a pinned file anywhere in its error, which has another name",
-    "runs/predicting": "so may one that reads the annotations that were made of the user's table",
-    "sweeps/on_ray": "Ray passes on the text of an error alone",
+    "runs/prediction": "so may one that reads the annotations that were made of the user's table",
+    "sweeps/ray_backend": "Ray passes on the text of an error alone",
     "worker/hooks/checkpoint_io": "torch has one class for all that it refuses",
     "worker/hooks/checkpoints": "torch has one class for weights that do not fit and other errors",
     "worker/launcher": "only the first line of what a library says is shown",
@@ -384,23 +384,3 @@ def test_no_code_parses_or_edits_the_text_of_a_message() -> None:
         if any(map(_edits_a_message, ast.walk(_parsed(path))))
     }
     assert found - _TEXTS_OF_OTHERS.keys() == set()
-
-
-def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node)
-            if text is not None:
-                yield getattr(node, "lineno", 1), text
-
-
-@pytest.mark.parametrize("folder", ["mmf_win", "scripts", "tests"])
-def test_docstrings_start_with_a_verb_or_a_noun(folder: str) -> None:
-    vague = re.compile(r"(What|Those|Whether|Why|How|Where|Which|Of|Its|As|The same|In the place)\b")
-    places = [
-        f"{path.relative_to(ROOT).as_posix()}:{line}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line, text in _docstrings(path)
-        if vague.match(text)
-    ]
-    assert places == []

@@ -77,11 +77,11 @@ def test_every_change_leaves_valid_code_with_one_place_for_it(drawing: ModuleTyp
 
 def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "PACKAGES", {"unpacking": ["tests/unpacking"], "integrity": ["tests"]})
-    first = drawing.draw(ROOT, 4, 13)
+    first = drawing.draw_mutants(ROOT, 4, 13)
     assert [mutant["tests"] for mutant in first] == [["tests/unpacking"]] * 7 + [["tests"]] * 6
     assert len({mutant["id"] for mutant in first}) == 13
-    assert drawing.draw(ROOT, 4, 13) == first
-    assert drawing.draw(ROOT, 5, 13) != first
+    assert drawing.draw_mutants(ROOT, 4, 13) == first
+    assert drawing.draw_mutants(ROOT, 5, 13) != first
 
 
 def test_an_unknown_id_is_refused(mutate: ModuleType) -> None:

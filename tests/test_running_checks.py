@@ -27,8 +27,8 @@ _RUNS_A_PROGRAM = """
 import signal, sys
 from _venv import Venv
 signal.signal(signal.SIGINT, signal.default_int_handler)
-Venv.program = lambda self, name: sys.executable
-Venv("unused", []).run_to_its_end("python", sys.argv[1])
+Venv.program_path = lambda self, name: sys.executable
+Venv("unused", []).run_until_exit("python", sys.argv[1])
 """
 
 
@@ -67,14 +67,14 @@ def test_the_tier_and_the_users_marks_choose_the_tests_of_a_fake_environment(
 
         def __init__(self, *_: object, **__: object) -> None: ...
 
-        def ensure(self) -> None: ...
+        def ensure_installed(self) -> None: ...
 
         def stop(self) -> None: ...
 
         def run(self, *_: str, **__: object) -> subprocess.CompletedProcess[str]:
             return subprocess.CompletedProcess("", 0, "")
 
-        def run_to_its_end(self, *command: str) -> int:
+        def run_until_exit(self, *command: str) -> int:
             started.append(command)
             return 0
 

@@ -61,7 +61,7 @@ def test_an_environment_of_the_users_own_is_left_alone(scripts: ModuleType, comm
     own.parent.mkdir()
     own.touch()
     with pytest.raises(SystemExit, match="was not created by this script"):
-        scripts.Venv(".venv", ["dev"]).ensure()
+        scripts.Venv(".venv", ["dev"]).ensure_installed()
     assert own.exists()
     assert commands == []
 
@@ -69,14 +69,14 @@ def test_an_environment_of_the_users_own_is_left_alone(scripts: ModuleType, comm
 def test_scripts_with_other_extras_share_one_in_which_only_what_is_new_is_installed(
     scripts: ModuleType, commands: FakeCommands
 ) -> None:
-    scripts.Venv(".venv", ["train"]).ensure()
-    scripts.Venv(".venv", ["train", "dev"]).ensure()
+    scripts.Venv(".venv", ["train"]).ensure_installed()
+    scripts.Venv(".venv", ["train", "dev"]).ensure_installed()
     assert commands == ["venv", "pip", "compileall", "pip", "compileall"]
-    scripts.Venv(".venv", ["train"]).ensure()
-    scripts.Venv(".venv", ["dev", "train"]).ensure()
+    scripts.Venv(".venv", ["train"]).ensure_installed()
+    scripts.Venv(".venv", ["dev", "train"]).ensure_installed()
     assert commands == ["venv", "pip", "compileall", "pip", "compileall"]
     (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
-    scripts.Venv(".venv", ["train"]).ensure()
+    scripts.Venv(".venv", ["train"]).ensure_installed()
     assert commands == ["venv", *3 * ["pip", "compileall"]]
     assert commands.last[-1] == ".[dev,train]"
 
@@ -85,12 +85,12 @@ def test_scripts_with_other_extras_share_one_in_which_only_what_is_new_is_instal
 def test_half_an_environment_is_made_anew(scripts: ModuleType, commands: FakeCommands, failing: str) -> None:
     commands.failing = failing
     with pytest.raises(SystemExit):
-        scripts.Venv(".venv", ["dev"]).ensure()
+        scripts.Venv(".venv", ["dev"]).ensure_installed()
     leftover = scripts.ROOT / ".venv" / "half"
     leftover.touch()
     commands.clear()
     commands.failing = ""
-    scripts.Venv(".venv", ["dev"]).ensure()
+    scripts.Venv(".venv", ["dev"]).ensure_installed()
     assert commands == ["venv", "pip", "compileall"]
     assert not leftover.exists()
 
@@ -105,7 +105,7 @@ def test_half_an_environment_is_made_anew(scripts: ModuleType, commands: FakeCom
 )
 def test_a_failing_command_ends_the_script_saying_so(scripts: ModuleType, command: list[str], said: str) -> None:
     with pytest.raises(SystemExit, match=said):
-        scripts.run(command)
+        scripts.run_command(command)
 
 
 def copy_demo(checkout: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_demo_script_ends_with_lines_that_can_be_pasted(user_dir: Path) -> N
         (checkout / name).touch()
     ready = "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], cpu_torch=True); "
     ready += "python = f'{sys.version} {sys.base_prefix}'.replace(chr(10), ' '); v.programs.mkdir(parents=True); "
-    ready += "(v.path / 'mmfw-stamp').write_text(chr(10).join([python, v._requirements(), 'train']))"
+    ready += "(v.path / 'mmfw-stamp').write_text(chr(10).join([python, v._requirements_hash(), 'train']))"
     subprocess.run([sys.executable, "-c", f"import sys; {ready}"], cwd=checkout, check=True)
     mmfw = checkout / ".venv" / "bin" / "mmfw"
     mmfw.write_text('#!/bin/sh\necho "mmfw $*"\n', encoding="utf-8")
@@ -178,7 +178,7 @@ def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_
 ) -> None:
     monkeypatch.setattr(scripts, "_PROGRESS_SECONDS", 0.01)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    venv, run = scripts.Venv(".venv", ["train"]), scripts.run
+    venv, run = scripts.Venv(".venv", ["train"]), scripts.run_command
     installed = venv.path / "installed"
 
     def run_or_pretend(command: Sequence[str], **how: Any) -> None:
@@ -191,7 +191,7 @@ def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_
 
     monkeypatch.setattr(scripts, "run_command", run_or_pretend)
     monkeypatch.setattr(scripts.Venv, "program_path", lambda *_: sys.executable)
-    venv.ensure()
+    venv.ensure_installed()
     assert Path(cache_from_source(str(installed / "module.py"))).is_file()
     assert re.search(r"^ +\d+ s: \d+ MB downloaded, \d+ MB installed$", capsys.readouterr().out, re.MULTILINE)
 
@@ -216,7 +216,7 @@ def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
 ) -> None:
     monkeypatch.setenv("PATH", str(user_dir))
     with pytest.raises(SystemExit, match="is not installed") as refused:
-        test_script.windows_python.build(user_dir / "windows", [])
+        test_script.windows_python.build_windows_python(user_dir / "windows", [])
     assert not list(user_dir.iterdir())
     packages = str(refused.value).partition("apt-get install ")[2].split()
     installed_by_ci = (SCRIPTS.parent / ".ci" / "run").read_text(encoding="utf-8")
@@ -237,7 +237,7 @@ def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine
 ) -> None:
     tell = "import os; print(os.sched_getaffinity(0), os.environ['MMFW_WINE_PREFIX']); raise SystemExit({})"
     parts = {f"part {code}": [sys.executable, "-c", tell.format(code)] for code in (0, 3, 1)}
-    assert test_script.windows_tests.run(parts, user_dir) == ["part 3", "part 1"]
+    assert test_script.windows_tests.run_parts(parts, user_dir) == ["part 3", "part 1"]
     told = capfd.readouterr().out
     assert "failed: part 3" in told and "passed: part 0" in told
     on = set(re.findall(r"^(\{\d+\}) (prefix-\d)$", told, re.MULTILINE))
@@ -251,7 +251,7 @@ def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
     monkeypatch.setattr(test_script.windows_tests, "_MAX_SECONDS", 1)
     hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     parts = {"hangs": hangs, "hangs too": hangs}
-    assert test_script.windows_tests.run(parts, user_dir) == ["hangs", "hangs too"]
+    assert test_script.windows_tests.run_parts(parts, user_dir) == ["hangs", "hangs too"]
 
 
 @only_on_linux

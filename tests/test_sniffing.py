@@ -58,7 +58,7 @@ def test_other_files_are_not(head: bytes) -> None:
 def test_a_copy_of_a_hint_is_the_same_hint(hint: CommandHint) -> None:
     copies = [copy.copy(hint), copy.deepcopy(hint), *(pickle.loads(pickle.dumps(hint, n)) for n in range(6))]
     assert {*copies} == {hint}
-    assert {each.by("mmfw convert") for each in copies} == {hint.with_command("mmfw convert")}
+    assert {each.with_command("mmfw convert") for each in copies} == {hint.with_command("mmfw convert")}
 
 
 def test_an_exit_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:

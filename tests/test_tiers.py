@@ -30,7 +30,7 @@ WIDE_FILES = {
     "tracking/test_run_ids.py": "needs the extras mlflow, clearml and wandb",
     "tracking/test_wandb.py": "needs the extra wandb",
 }
-_RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.code")
+_RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.run_for_exit_code")
 # The rows of the tables of docs/reliability.md, by their beginnings, and the items of "Checkpoints".
 GUARANTEES = {
     "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",

@@ -119,12 +119,12 @@ class WebServer:
 
 def drop_connection_after(byte_count: int) -> Fault:
     """The connection ends after so many bytes."""
-    return lambda answer: vars(answer).update(cut=byte_count)
+    return lambda answer: vars(answer).update(max_sent_bytes=byte_count)
 
 
 def stall_after(server: WebServer, byte_count: int) -> Fault:
     """Nothing comes any more after so many bytes, and the connection stays."""
-    return lambda answer: vars(answer).update(cut=byte_count, stall=server.shutdown_event)
+    return lambda answer: vars(answer).update(max_sent_bytes=byte_count, stall_event=server.shutdown_event)
 
 
 def respond_with(status: int, body: bytes = b"", **headers: str | None) -> Fault:

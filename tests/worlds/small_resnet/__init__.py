@@ -7,7 +7,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 
 def small_resnet(*_: Any, **__: Any) -> ResNet:
-    """The same blocks, an eighth as wide inside, and the same 2048 numbers in the end."""
+    """Build the same blocks, an eighth as wide inside, with the same 2048 output features."""
     return ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
 
 
