@@ -302,7 +302,7 @@ def test_a_model_that_cannot_be_loaded_says_why(model: Path) -> None:
     with pytest.raises(MmfEnvironmentError, match=r"model\.onnx: ") as raised:
         Predictor(model)
     _, told, output = str(raised.value.hint).partition("the end of its output:\n")
-    assert told and "error: made with onnxruntime" in output
+    assert told and "error: exported with onnxruntime" in output
     with pytest.raises(UsageError, match="batch_size=0"):
         Predictor(model, batch_size=0)
 

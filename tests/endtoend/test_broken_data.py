@@ -127,7 +127,7 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
         record_hashes(features.parent, ["detectron.lmdb/data.mdb"], title="Recording")
         assert own.run_for_exit_code(*command, f"training.num_workers={workers}") == 3
         assert str(features) in own.errors and said.format(name) in own.errors
-        assert ("somebody you trust" if hostile else "mmfw verify features --full") in own.errors
+        assert ("a source that you trust" if hostile else "mmfw verify features --full") in own.errors
         assert "Traceback" not in own.errors
     assert not (tmp_path / "made").exists()
 

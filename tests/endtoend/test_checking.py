@@ -263,7 +263,7 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults, monkeyp
 def test_a_rate_that_is_too_large_is_not_blamed_on_the_model(tool: Tool) -> None:
     found = in_english(tool)("check", planted(tool, None), "--trust", "optimizer.params.lr=1e30")
     (learnt,) = (each for each in found["findings"] if each["check"] == "one batch")
-    assert learnt["verdict"] == "note" and "at the run's rate of 1e+30" in learnt["text"]
+    assert learnt["verdict"] == "note" and "at the run's learning rate of 1e+30" in learnt["text"]
     assert "too large" in learnt["advice"]
     assert not unsound(found)
 

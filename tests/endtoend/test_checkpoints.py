@@ -182,7 +182,7 @@ def test_another_runs_best_is_named_and_no_run_goes_on_with_it(tool: Tool) -> No
         assert f"{best}: intact, but not written by this run" in tool.errors
     assert tool.run_for_exit_code("verify", run.id) == 3
     assert "best.ckpt: intact, but not written" in tool.errors and "a damaged" not in tool.errors
-    assert "move the foreign checkpoints away" in tool.errors and "cut off" not in tool.errors
+    assert "move the foreign checkpoints away" in tool.errors and "truncated" not in tool.errors
     best.unlink()
     shutil.copyfile(own, best)
     assert tool.run_for_exit_code("verify", run.id) == 0

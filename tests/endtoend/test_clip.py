@@ -166,7 +166,7 @@ def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refu
     kept = {name: value for name, value in weights.items() if "text_model.encoder" not in name}
     save_file(kept, own / "model.safetensors", {"format": "pt"})
     assert fresh.run_for_exit_code("train", preset, *words, named) == 3
-    assert f"{own}: its weights have not all tensors" in fresh.errors
+    assert f"{own}: tensors of its configuration are missing" in fresh.errors
     (own / "model.safetensors").unlink()
     assert fresh.run_for_exit_code("train", preset, *words, named) == 3
     assert f"missing: {own / 'model.safetensors'}" in fresh.errors

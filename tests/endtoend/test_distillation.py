@@ -47,7 +47,7 @@ def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
 
     write_predictions(lessons, read_predictions(lessons)[::-1])
     assert tool.run_for_exit_code("train", "--resume", "parts", "--updates", "6") == 3
-    assert f"{lessons}: the teacher's predictions are not those" in tool.errors
+    assert f"{lessons}: the teacher's predictions have changed" in tool.errors
     lessons.unlink()
     assert tool.run_for_exit_code("train", "--resume", "parts", "--updates", "6") == 3
     assert f"{lessons}: prediction file of the teacher not found" in tool.errors

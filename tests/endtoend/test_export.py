@@ -230,7 +230,7 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     auroc = about["int8"]["auroc"]
     assert auroc["difference"] == pytest.approx(auroc["after"] - auroc["before"])
     picture = str(tool.world.dataset / "images" / "img")
-    assert "error: meme 1 has no features," in outside(tool, folder, "--image", picture, code=1)
+    assert "error: meme 1 has no features" in outside(tool, folder, "--image", picture, code=1)
     shapes = {"features": (3, 1), "boxes": (3, 4), "image_size": (2,)}
     np.savez(tool.folder / "narrow.npz", **{name: np.zeros(shape) for name, shape in shapes.items()})
     said = outside(tool, folder, "--features", str(tool.folder / "narrow.npz"), "--text", "x", code=1)

@@ -59,7 +59,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, set_faul
         halves = ["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []
     for updates, half in enumerate(halves, start=6):
         resumed = tool("train", "--resume", "last", "--precision", half, "--updates", str(updates))
-        assert f"goes on in {half}" in tool.errors
+        assert f"resuming in {half}" in tool.errors
         assert read_events_of_kind(tool.run_of(resumed), "train_started")[-1]["precision"] == half
     full = probabilities(tool("predict", "--no-report", "--precision", "fp32"))
     for half in halves:

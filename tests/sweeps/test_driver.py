@@ -270,7 +270,7 @@ def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: s
     driver.send_signal(getattr(signal, name))
     output, _ = driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
-    assert "hint: run `mmfw sweep run" in output
+    assert "run `mmfw sweep run" in output
     assert list(sweep.states.values()) == ["queued"] * 4  # stopped commands did not finish
     assert [log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == ["saved\n"] * 2
 
