@@ -39,7 +39,7 @@ GUARANTEES = {
     "several of these signals": "test_a_signal_that_comes_twice_is_one_request",
     "a signal that was ignored": "test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it",
     "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
-    "no sign of life for 30 seconds": ("test_second_ctrl_c_or_timeout_kills_the_process_tree"),
+    "no progress for 30 seconds": ("test_second_ctrl_c_or_timeout_kills_the_process_tree"),
     "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
     "the worker, or one of several processes": ("test_when_one_process_is_killed_the_others_end_and_the_run_resumes"),
     "the worker has finished but does not exit": ("test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"),
