@@ -27,17 +27,24 @@ _WIDTH = 100
 _COMMANDS_INTRO = """\
 # Commands
 
-What `--help` says of each command. `python scripts/commands_doc.py` writes this page.
+`mmfw COMMAND --help` prints this help of a command. `python scripts/commands_doc.py` writes this page.
 """
 _PRESETS_INTRO = """\
 # Presets
 
-`mmfw train PRESET` trains one. [Configuration](configuration.md) says how to change one or write your own.
+`mmfw train PRESET` trains a preset. [Configuration](configuration.md) explains how to change or write one.
 """
 _PYTHON_INTRO = """\
 # Python
 
-The modules that programs and notebooks may use.
+```python
+from mmf_win import Predictor
+
+with Predictor("mmbt_grid") as predictor:
+    print(predictor.predict("meme.png", "look how many people love you"))
+```
+
+Programs and notebooks may use these modules. `python scripts/commands_doc.py` writes this page from their docstrings.
 """
 _MODULES = ("mmf_win", "mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
 
@@ -71,10 +78,10 @@ def _presets_page() -> str:
         sources.append([f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"])
     others = ", ".join(f"`{preset.name}`" for preset in loaded if not preset.published)
     note = (
-        f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation. "
-        f"The paper has none of {others}; [CLIP](clip.md) says what another one reports."
+        f"The scores are those of {paper.PAPER}, in percent; ± is the standard deviation over several seeds. "
+        f"The paper has no scores for {others}; [CLIP](clip.md) quotes those of another paper."
     )
-    start = "Each starts from a configuration of MMF, or of mmfw's own:"
+    start = "Each preset starts from a configuration of MMF, or from mmfw's own (–):"
     return f"{_PRESETS_INTRO}\n{_format_table(scores)}\n{note}\n\n{start}\n\n{_format_table(sources)}"
 
 
