@@ -213,7 +213,7 @@ def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_fir
     assert [each["memes"] for each in found["findings"] if each["check"] == "splits"] == [[str(int(meme))]]
 
     run = twice.train(planted(tool, "scale"), "--updates", "2", "--seed", "1")
-    assert f"note: {said}; " in twice.errors
+    assert f"warning: {said}; " in twice.errors
     (note,) = (event["text"] for event in read_events_of_kind(run, "note"))
     assert note.startswith("the first loss is ") and f"warning: {note}" in twice.errors
     twice.train("--resume", "last", "--updates", "3")
@@ -239,7 +239,7 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
     assert "folder does not exist" in tool.errors
     assert tool.run_for_exit_code("check") == 0, "a warning is no error"
     *table, counts = tool.output.splitlines()
-    assert table[0].split() == ["verdict", "check", "found"]
+    assert table[0].split() == ["verdict", "check", "finding"]
     assert any(line.startswith("warning") and "texts" in line for line in table)
     assert counts == "8 ok, 0 note, 1 warning, 0 error"
 
