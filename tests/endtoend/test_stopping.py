@@ -126,7 +126,7 @@ def test_a_run_that_predicts_is_not_removed_until_it_has_ended(
     with user(tool, "predict", run.id, "--no-report") as somebody:
         somebody.waits_for(midst.exists)
         assert tool.run_for_exit_code(*remove) == 8
-        assert f"run {run.id} is predicting" in tool.errors
+        assert f"run {run.id} is in use by a prediction" in tool.errors
         midst.with_name(f"{midst.name}.go").touch()
         assert somebody.gets_the_prompt_back() == 0, somebody.read
     assert tool.run_for_exit_code(*remove) == 0
