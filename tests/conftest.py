@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from mmf_win.paths import MmfPaths
-from tests.worlds import cpu_time, mounts
+from tests.worlds import cpu_time, message_log, mounts
 from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.flush_recorder import FlushRecorder, record_flushes
 from tests.worlds.packages import Packages, build_packages
@@ -33,7 +33,7 @@ _ALLOWED_SKIP_REASONS = re.compile(
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=False)
 settings.load_profile("fixed")
 _SLOWEST_FOLDERS = ("tests/endtoend/", "tests/sweeps/", "tests/upstream/", "tests/worker/")
-_KEPT_VARIABLES = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
+_KEPT_VARIABLES = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE, message_log.VARIABLE}
 
 
 @pytest.fixture(autouse=True)
@@ -184,11 +184,12 @@ pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the CPU time of tests."""
+    """Measure the CPU time of tests and collect the messages of commands."""
     folder = tempfile.TemporaryDirectory(prefix="mmfw-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ[cpu_time.VARIABLE] = str(Path(folder.name) / "cpu times")
     config.pluginmanager.register(cpu_time)
+    config.pluginmanager.register(message_log)
 
 
 @pytest.fixture

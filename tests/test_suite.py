@@ -79,6 +79,39 @@ def test_collecting_the_suite_imports_no_large_package(tmp_path: Path) -> None:
     assert re.findall("^imported:(.*)$", done.stdout, re.MULTILINE) == [""]
 
 
+_PRINTING = """
+import pytest
+
+@pytest.mark.parametrize("name", ["one", "other"])
+def test_a_mistake(mmfw, tmp_path, name):
+    (tmp_path / name).touch()
+    for _ in range(2):
+        mmfw("doctor", "--report", tmp_path / name, code=2)
+"""
+
+
+def test_the_messages_of_commands_are_collected_once_and_without_temporary_folders(tmp_path: Path) -> None:
+    (tmp_path / "test_messages.py").write_text(_PRINTING, "ascii")
+    options = ("-q", "-n2", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
+    collected = tmp_path / "messages.txt"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "MMFW_TEST_MESSAGES": str(collected)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    messages = collected.read_text("utf-8").splitlines()
+    assert [message for message in messages if message.startswith("error:")] == [
+        "error: TMP/one: already exists",
+        "error: TMP/other: already exists",
+    ]
+    assert len(messages) == len(set(messages)) > 2 and all(m.startswith(("error:", "hint:")) for m in messages)
+
+
 _USER = """
 import fcntl, sys
 with open(sys.argv[1], "w") as file:

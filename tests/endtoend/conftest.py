@@ -21,6 +21,7 @@ from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs import attempts, micro_batch_store, user_code
 from mmf_win.runs.folder import Run
 from tests.worlds import fork_server, tiny_mmf
+from tests.worlds.message_log import record_messages
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 SetFaults = Callable[..., None]
@@ -143,12 +144,14 @@ class Tool:
         """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
         code = main([*words, *self._places(words[0])])
         self.output, self.errors = self.read()
+        record_messages(self.errors)
         return code
 
     def __call__(self, *words: str) -> Any:
         """The JSON that a successful command prints."""
         code = main([*words, *self._places(words[0]), "--json"])
         output, self.errors = self.read()
+        record_messages(self.errors)
         assert code == 0, self.errors + self._log()
         return json.loads(output)
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from mmf_win.cli import main
+from tests.worlds.message_log import record_messages
 
 
 def is_wine() -> bool:
@@ -125,6 +126,7 @@ class MmfwRunner:
         self._capsys.readouterr()
         ended = main([*map(str, arguments)])
         self.out, self.err = self._capsys.readouterr()
+        record_messages(self.err)
         assert ended == code and "Traceback" not in self.err, self.err
         return self.err if code else self.out
 
