@@ -226,14 +226,14 @@ def _usage_error(error: click.ClickException) -> MmfwError:
     message = error.format_message().rstrip(".").replace("a valid integer range", "a whole number")
     unknown = re.match("No such command '(.*?)'", message)
     if unknown and ctx is not None and isinstance(ctx.command, click.Group):
-        message = unknown[0]
+        message = f"{path} has no command {unknown[1]}"
         if similar := get_close_matches(unknown[1], ctx.command.list_commands(ctx), n=1):
-            hint = f"did you mean {path} {similar[0]}?"
+            hint = f"did you mean `{path} {similar[0]}`?"
         elif "run" in ctx.command.commands:
             from mmf_win.runs import presets
 
             if unknown[1] in presets.names() or Path(unknown[1]).exists():
-                hint = f"did you mean {path} run {unknown[1]}?"
+                hint = f"did you mean `{path} run {unknown[1]}`?"
             else:
                 hint = f"choose one of {', '.join(ctx.command.commands)}, or {hint}"
         elif ctx.command.invoke_without_command:

@@ -189,8 +189,8 @@ def _is_transient(error: Exception) -> bool:
 
 def _download_hint(error: Exception) -> str:
     if getattr(error, "code", None) == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED or _is_transient(error):
-        return "check the connection (HTTPS_PROXY sets a proxy) and run the same command again"
-    return "get the file from another source; this server does not provide it"
+        return "check the network connection (HTTPS_PROXY sets a proxy) and run the same command again"
+    return "download the file from another source"
 
 
 def _failure_reason(error: Exception) -> str:

@@ -36,7 +36,7 @@ _ERRNO_HINTS = (
     (DISK_FULL_ERRNOS, "free some space and run the same command again"),
     ({errno.EIO}, "check the disk or network drive, and run the same command again"),
     ({errno.ENOLCK}, _OTHER_DISK_HINT),
-    ({errno.EBUSY}, "if it is a mount point, mount its parent folder instead"),
+    ({errno.EBUSY}, "if the file is a mount point, mount its parent folder instead"),
     ({errno.EEXIST}, "remove the existing file or, if it is a link, mount the disk that it points to"),
     (PERMISSION_ERRNOS, "check the permissions, or choose another folder"),
 )
@@ -114,7 +114,7 @@ def to_mmfw_error(error: OSError | MemoryError) -> MmfwError:
     default_hint = _OTHER_DISK_HINT if (error.strerror or "").startswith(_UNSUPPORTED_PREFIX) else None
     hint = next((hint for numbers, hint in _ERRNO_HINTS if error.errno in numbers), default_hint)
     if getattr(error, "winerror", None) in _IN_USE_WINERRORS:
-        hint = "close any program that has it open, and run the same command again"
+        hint = "close any program that has the file open, and run the same command again"
     if isinstance(error, BlockingIOError) and error.filename:  # raised by locking.py
         return InUseError(f"{location}{reason}")
     error_class = ResourceError if error.errno in DISK_FULL_ERRNOS | {errno.ENOMEM} else DataError

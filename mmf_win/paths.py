@@ -88,7 +88,7 @@ def make_portable(folder: Path) -> list[tuple[Path, Path]]:
     targets = [new for _, new in renames]
     for old, new in renames:
         if new.exists() or targets.count(new) > 1:
-            raise DataError(f"{old}: cannot be renamed to {new.name}, which exists", hint="rename one of them")
+            raise DataError(f"{old}: cannot be renamed to {new.name}, which already exists", hint="rename one of them")
     for old, new in renames:
         old.rename(new)
     return renames
@@ -135,9 +135,9 @@ def reserve_file(folder: Path, prefix: str, suffix: str) -> Iterator[Path]:
 def require_new_file(path: Path) -> None:
     """Raise UsageError if a file exists, or if its folder does not."""
     if path.exists():
-        raise UsageError(f"{path} already exists", hint="choose another file")
+        raise UsageError(f"{path}: already exists", hint="choose another file")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: folder does not exist", hint="create it or choose another")
+        raise UsageError(f"{path.parent}: folder not found", hint="create it, or choose another folder")
 
 
 def create_first_free(paths: Iterator[Path], create: Callable[[Path], None]) -> Path:

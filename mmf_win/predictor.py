@@ -196,7 +196,7 @@ class _RestartingModel:
         with self._lock:
             for _ in range(2):
                 if self._closed:
-                    raise UsageError("this predictor is closed", hint="create a new one")
+                    raise UsageError("this predictor is closed", hint="create a new predictor")
                 self._folder.mkdir(exist_ok=True)  # the system may have cleaned up temporary files
                 process = self._server = self._server or self._start(self._folder)
                 try:

@@ -192,7 +192,7 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
         holder.communicate("\n")
     assert (read_json(replaced), removed.exists(), inside.parent.exists()) == (2, False, False)
     said = capsys.readouterr().err
-    assert str(run.path) in said and "hint: close any program that has it open" in said
+    assert str(run.path) in said and "hint: close any program that has the file open" in said
 
 
 def test_a_folder_in_the_place_of_a_file_is_named_alone(user_dir: Path) -> None:

@@ -161,7 +161,7 @@ class Archive(ABC):
 
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
         if self._file_version is not None and _file_version(self.path) not in (None, self._file_version):
-            hint = "wait until its download or copy is complete"
+            hint = "wait until the archive is completely downloaded or copied, then run the same command again"
             raise unsupported_error(self.path, "archive changed while being read", hint=hint) from cause
 
     def _require_password(self) -> str:
@@ -224,7 +224,7 @@ class Archive(ABC):
         try:
             return safe_name(raw)
         except ValueError as error:
-            hint = "get the archive from another source; this one may be malicious"
+            hint = "use an archive from another source; this one may be malicious"
             raise unsupported_error(self.path, f"member {raw[:100]!r} rejected: {error}", None, hint) from None
 
 
@@ -335,7 +335,7 @@ def unsupported_error(path: Path, reason: str, member: str | None = None, hint: 
 def split_archive_error(path: Path, first_part: str) -> ArchiveError:
     """Return the error for one part of a split archive; its hint opens ``first_part`` with 7-Zip."""
     command = format_command("7z", "x", first_part)
-    hint = CommandHint(f"put all its parts into one folder, run `{command}` there")
+    hint = CommandHint(f"put all parts of the archive into one folder, run `{command}` there")
     return unsupported_error(path, "one part of a split archive", hint=hint)
 
 

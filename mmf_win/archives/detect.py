@@ -60,12 +60,12 @@ def open_archive(
     if path.is_dir():
         return FolderArchive(path)
     if not path.is_file():
-        raise ArchiveError(f"{path}: no such file or folder")
+        raise ArchiveError(f"{path}: file or folder not found", hint="check the path")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if substitute := recognize_substitute(head):
         kind, hint = substitute
-        not_an_archive = unsupported_error(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
+        not_an_archive = unsupported_error(path, f"{kind}, not a zip, 7z or tar", hint=hint)
         raise not_an_archive
     try:
         return _open(path, head, ask, list_members=list_members)
@@ -91,8 +91,7 @@ def _open(path: Path, head: bytes, ask: PasswordCallback | None, *, list_members
         return TarArchive(path, head.startswith(_GZIP_SIGNATURE), list_members=list_members)
     with suppress(zipfile.BadZipFile):  # a damaged Zip64, or the last part of a split zip
         if not zipfile.is_zipfile(path):  # a self-extracting zip begins with a program
-            supported = "supported are zip, 7z, tar, tar.gz and folders; if it is another archive"
-            hint = CommandHint(f"{supported}, unpack it with 7-Zip")
+            hint = CommandHint("use a zip, 7z, tar or tar.gz archive, or a folder; unpack any other archive with 7-Zip")
             raise unsupported_error(path, "not a supported archive", hint=hint)
     return ZipArchive(path, ask)
 

@@ -86,7 +86,7 @@ def find_name_collisions(names: Iterable[str]) -> dict[str, str]:
                 other = first if name != first else others[0]
                 collisions[name] = f"on Windows and macOS, {name!a} is the same name as {other!a}"
         elif len(group) > 1:
-            collisions[first] = "the archive contains it twice"
+            collisions[first] = "name occurs twice in the archive"
         elif key in folders:
             collisions[first] = "name is also the name of a folder"
     return collisions

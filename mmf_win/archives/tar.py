@@ -133,7 +133,7 @@ class TarArchive(Archive):
         if info.issym():
             problem = "symbolic links are not supported"
         elif info.islnk():  # a valid hard link is replaced by its target later
-            problem, hint = f"hard link to {info.linkname}, which does not precede it", GET_AGAIN_HINT
+            problem, hint = f"hard link to {info.linkname}, which is not an earlier member", GET_AGAIN_HINT
         elif info.is_sparse:
             problem, hint = "sparse files are not supported", _UNPACK_SPARSE_HINT
         return Member(self._safe_name(info.name), info.size, problem=problem, hint=hint)

@@ -138,7 +138,7 @@ def _read_directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
         if end and end[module._ECD_DISK_NUMBER]:
             raise split_archive_error(path, path.name)
         if end and end[module._ECD_SIZE] > _MAX_DIRECTORY_BYTES:  # zipfile would read it into memory
-            raise zipfile.BadZipFile(f"directory too large ({end[module._ECD_SIZE]} bytes)")
+            raise zipfile.BadZipFile(f"central directory too large ({end[module._ECD_SIZE]} bytes)")
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
             data_ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
@@ -146,7 +146,7 @@ def _read_directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
             raise zipfile.BadZipFile("beginning of the file is missing")
         # A damaged comment length is not detected otherwise and may hide the entries that follow.
         if (len(infos) - (declared_count := end[module._ECD_ENTRIES_TOTAL])) % _MEMBER_COUNT_MODULUS:
-            raise zipfile.BadZipFile(f"directory has {len(infos)} members instead of {declared_count}")
+            raise zipfile.BadZipFile(f"central directory has {len(infos)} members instead of {declared_count}")
     except NotImplementedError as error:
         raise unsupported_error(path, f"unsupported kind of zip: {error}") from error
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:

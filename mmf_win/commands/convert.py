@@ -65,7 +65,7 @@ def command(
         raise UsageError("missing ARCHIVE", hint="run `mmfw convert ARCHIVE`")
     if len(sources) > 1:  # the values are not shown: one may be a part of the password
         hint = "quote a path or password that contains spaces, or use --password-file"
-        raise UsageError("only one of ARCHIVE, --zip and --clearml-dataset can be used", hint=hint)
+        raise UsageError("ARCHIVE, --zip and --clearml-dataset cannot be combined", hint=hint)
     archive, places = Path(sources[0]), MmfPaths.resolve(data_dir)
     manifest = None
     if dataset:

@@ -100,7 +100,9 @@ def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool,
         print_json({"report": path, "run": run and run.id, "files": names})
         return
     print_status("doctor.json: versions, folders, the machine")
-    print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there are none yet")
+    print_status(
+        f"run/: {len(names) - 1} files of run {run.id}" if run else "no run included, because there are no runs yet"
+    )
     print_status("Passwords, tokens and your home folder are replaced; check the files before you share them.")
     print_result(path)
 

@@ -113,7 +113,9 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
     )
     print_status(f"features: {target}")
     if version is None:
-        print_status("warning: MMF is not installed; run `mmfw setup`, then this command again so that MMF finds them")
+        print_status(
+            "warning: MMF is not installed; run `mmfw setup`, then the same command again so that MMF finds them"
+        )
 
 
 def _require_harmless(lmdb: Path) -> None:
@@ -156,13 +158,15 @@ def add(folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, f
         rows = [(split, *counts.values()) for split, counts in added["splits"].items()]
         print(format_table(("split", "rows", "with features"), rows), flush=True)
     if names := added["without_info"]:
-        images = f"{len(names)} images have no _info.npy, whose boxes ViLBERT needs"
-        print_status(f"warning: {images}: {summarize_list(names)}")
+        images = f"{len(names)} ({summarize_list(names)})"
+        print_status(f"warning: images without _info.npy files, whose boxes ViLBERT needs: {images}")
     if [*added["regions"]] != _EXPECTED_REGIONS:
         fewest, most = added["regions"]
         count = fewest if fewest == most else f"{fewest} to {most}"
         key = "dataset_config.hateful_memes.max_features"
-        print_status(f"warning: images have {count} regions; ViLBERT needs the same number in all, as {key}")
+        print_status(
+            f"warning: images have {count} regions; for ViLBERT, all images need the number of regions that {key} sets"
+        )
     if added["numbers"] != _FEATURE_SIZE:
         print_status(f"warning: {added['numbers']} numbers per region; the presets expect {_FEATURE_SIZE}")
     print_status(f"features of {added['images']} images: {added['lmdb']}")

@@ -138,7 +138,7 @@ trust = click.option(
     is_flag=True,
     help="Run code that comes with files: classes in a checkpoint other than tensors and plain values, a "
     "model's own code (trust_remote_code), and the code folder of a preset (env.user_dir), which stays "
-    "trusted. Use it only if you trust the origin of the files.",
+    "trusted. Use it only if you trust the source of the files.",
 )
 
 precision = click.option(
@@ -306,9 +306,9 @@ def _read_password(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: the password file is not UTF-8 text") from None
+        raise UsageError(f"{path}: the password file is not UTF-8 text", hint="save it as UTF-8") from None
     # A password may contain other characters that Python treats as ends of lines, such as U+2028.
     line = text.partition("\n")[0].removesuffix("\r")
     if not line:
-        raise UsageError(f"{path}: the password file is empty")
+        raise UsageError(f"{path}: the password file is empty", hint="write the password in its first line")
     return line

@@ -234,9 +234,9 @@ def _require_one_weight_source(
             "--fast": command_options.fast,
         }
         if used := [name for name, value in conflicting.items() if value not in (None, ())]:
-            raise UsageError(f"--with cannot be combined with {' and '.join(used)}")
+            raise UsageError(f"--with cannot be combined with {' and '.join(used)}", hint="use one of them")
     if weights.best_of is not None and (runs or preset is not None):
-        raise UsageError("--best-of cannot be combined with RUN or --published")
+        raise UsageError("--best-of cannot be combined with RUN or --published", hint="use one of them")
     if weights.source is not None and preset is None:
         raise UsageError("--source requires --published", hint="use `mmfw features fetch PRESET --source ...`")
     if preset is not None and (runs or weights.checkpoint):

@@ -42,7 +42,7 @@ def command(
     error_types = (kind for kind in (PasswordError, InUseError) if any(isinstance(e, kind) for e in errors))
     error_type = next(error_types, DataError)
     if damaged := [result.title for result in results if result.state == "damaged"]:
-        raise error_type(f"{len(damaged)} of {len(results)} are still damaged: {', '.join(damaged)}")
+        raise error_type(f"still damaged: {', '.join(damaged)} ({len(damaged)} of {len(results)} items)")
     if failed := [result.title for result in results if result.error is not None]:
         raise error_type(f"cannot repair {', '.join(failed)}")
     if results and not any(result.repaired for result in results):

@@ -19,7 +19,7 @@ from mmf_win.upstream.install import pip_hint, select_mmf
 @click.option(
     "--mmf", "source", metavar="pypi|github|DIR", help="Source of MMF.  [default: the previous source, at first pypi]"
 )
-@click.option("--force", is_flag=True, help="Fetch MMF again even if it is intact.")
+@click.option("--force", is_flag=True, help="Download MMF again even if it is intact.")
 @click.option("--torch", is_flag=True, help="Only print the pip command for PyTorch for this machine.")
 @click.option("--constraints", is_flag=True, help="Only print the path of the tested versions, for pip -c.")
 @as_json
@@ -40,7 +40,8 @@ def command(source: str | None, force: bool, torch: bool, constraints: bool, as_
         UsageError: Options cannot be combined.
     """
     if torch + constraints + bool(source or force) > 1:
-        raise UsageError("--torch and --constraints cannot be combined with each other, --mmf or --force")
+        message = "--torch and --constraints cannot be combined with each other, --mmf or --force"
+        raise UsageError(message, hint="use one of them")
     if torch and as_json:
         print_json({"pip": torch_install_command()})
     elif torch:
@@ -55,4 +56,4 @@ def command(source: str | None, force: bool, torch: bool, constraints: bool, as_
             print_json(asdict(installed))
             return
         print_status(f"MMF {installed.version} is ready in {installed.root}")
-        print_status("next: run `mmfw doctor` to see what is missing, `mmfw demo` to try everything")
+        print_status("next: run `mmfw doctor` to see what is missing, or `mmfw demo` to try everything")

@@ -194,7 +194,7 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
     from mmf_win.tracking import clearml_datasets  # imported here because every training imports this module
 
     print_status("Hateful Memes may be used only by people who have accepted its licence.")
-    if not options.confirm("has everyone who can read this project in ClearML accepted it?", yes):
+    if not options.confirm("has everyone who can read this project in ClearML accepted the licence?", yes):
         raise UsageError("dataset not registered", hint="read the licence of Hateful Memes first")
     dataset_id = clearml_datasets.register_dataset(name, MmfPaths.resolve(data_dir).dataset)
     if as_json:

@@ -58,7 +58,7 @@ def command(arguments: Sequence[str], full: bool, data_dir: Path | None, save_di
     print_results(results, as_json=as_json)
     damaged = [result for result in results if result.state == "damaged"]
     if damaged:
-        message = f"{len(damaged)} of {len(results)} are damaged: {', '.join(f.title for f in damaged)}"
+        message = f"damaged: {', '.join(f.title for f in damaged)} ({len(damaged)} of {len(results)} items)"
         parts = dict.fromkeys(result.part for result in damaged if result.error is None)
         if not parts:
             raise DataError(message)
@@ -78,7 +78,7 @@ def resolve_arguments(
     names, overrides = split_arguments(arguments)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():
-            raise UsageError(f"{folder}: folder does not exist")
+            raise UsageError(f"{folder}: folder not found", hint="check the path")
     return names, overrides, MmfPaths.resolve(data_dir, save_dir)
 
 

@@ -50,7 +50,7 @@ def forbid_remote_code() -> None:
 
 def _raise_remote_code_error(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
     message = f"{module_path}: code that comes with a model was not run ({class_name})"
-    raise DataError(message, hint="if you trust it, repeat the command with --trust")
+    raise DataError(message, hint="if you trust its source, run the same command again with --trust")
 
 
 PATCHES = (

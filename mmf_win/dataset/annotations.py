@@ -41,7 +41,7 @@ _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
 _CSV_HINT = "rename the file to end in .csv; user data may be CSV"
 _JSON_LINES_HINT = 'write one JSON object per line: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _UTF8_HINT = "save it as UTF-8 (“CSV UTF-8” in Excel)"
-_TEXT_IDS_HINT = "save the table as CSV with the columns id, img, text and label; its ids may be any text"
+_TEXT_IDS_HINT = "save the table as CSV with the columns id, img, text and label; in CSV, ids may be any text"
 _LABEL_HINT = "write 1 for hateful and 0 for not, without quotes; if a meme has several labels, use the majority"
 _COLUMN_SYNONYMS = {
     "id": ("meme_id", "image_id", "uid", "index"),
@@ -139,7 +139,8 @@ def require_unique_ids(display_name: str, ids: Iterable[tuple[int | str, int]]) 
     lines: dict[int | str, int] = {}
     for id_, line in ids:
         if (earlier := lines.setdefault(id_, line)) != line:
-            raise DatasetError(f"{display_name}:{line}: id {id_} is already in line {earlier}")
+            message = f"{display_name}:{line}: id {id_} is already in line {earlier}"
+            raise DatasetError(message, hint="give each meme an id of its own")
 
 
 def keep_rows(path: Path, rows: list[AnnotationRow]) -> None:
@@ -182,8 +183,8 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     if not existing:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=missing_dataset_hint(paths))
     suggestion = "pass --split once per split; " if "," in split else suggestion_hint(Path(split).stem, existing)
-    hint = f"{suggestion}use one of: {', '.join(existing)}"
-    raise DatasetError(f"{paths.annotations}: no such split: {split}", hint=hint)
+    hint = f"{suggestion}choose one of {', '.join(existing)}"
+    raise DatasetError(f"{paths.annotations}: no split named {split}", hint=hint)
 
 
 def missing_dataset_hint(paths: DatasetPaths) -> str:

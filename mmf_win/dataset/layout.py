@@ -173,7 +173,7 @@ def require_images(
 
 
 def incomplete_archive_hint(
-    source: Path, default_hint: str = "get a complete copy", members: Iterable[str] = ()
+    source: Path, default_hint: str = "use a complete copy", members: Iterable[str] = ()
 ) -> str:
     """Return a hint for missing parts; Google Drive splits the download of a folder into several archives."""
     if archives := [name for name in members if _ARCHIVE.search(name)]:

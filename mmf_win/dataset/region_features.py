@@ -50,7 +50,7 @@ def extract_features(
         ResourceError: The features do not fit on the disk; nothing was written.
     """
     if not archive.exists():
-        raise ArchiveError(f"{archive}: no such file or folder")
+        raise ArchiveError(f"{archive}: file or folder not found", hint="check the path")
     features = places.dataset.features
     marker = features / ".built.json"
     finish_installation(features)

@@ -215,7 +215,7 @@ def _map_image_to_layout(
         other = images.setdefault(image, source_name)
         if other != source_name:
             message = f"{display_name}:{meme.line}: {source_name} and {other} would both become {image}"
-            raise DatasetError(message, hint="rename one of the two files, in the table too")
+            raise DatasetError(message, hint="rename one of the two files, and update the table")
     return replace(meme, img=image, original_img=meme.img)
 
 
@@ -235,7 +235,7 @@ def require_unique_stems(images: Collection[str], rows: Iterable[AnnotationRow])
         if other != image and {image, other} & display_names.keys():
             pair = " and ".join(display_names.get(name, name) for name in (other, image))
             message = f"the images {pair} differ only in their suffix, which MMF ignores"
-            raise DatasetError(message, hint="rename or remove one of them, in the table too")
+            raise DatasetError(message, hint="rename or remove one of them, and update the table")
 
 
 def _read_records(path: Path, display_name: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -52,7 +52,7 @@ def _resolve_names(
     preset_names = [name for name in others if name in presets.names() or Path(name).is_file()]
     if overrides and not preset_names:
         message = f"{overrides[0]}: an override requires a preset"
-        raise errors.UsageError(message, hint="give the preset before the override")
+        raise errors.UsageError(message, hint="put the preset before the override")
     inputs: list[InputFiles] = []
     if preset_names:
         inputs += find_preset_inputs(install.find_mmf(), preset_names, mmf_paths, overrides)
@@ -74,7 +74,7 @@ def _find_runs(save_dir: Path, name: str) -> list[Run]:
     try:
         return lookup.find_runs(save_dir, name)
     except errors.RunNotFoundError as error:
-        message = f"{name}: no such part, preset or run"
+        message = f"no part, preset or run named {name}"
         raise errors.RunNotFoundError(message, hint=suggestion_hint(name, PARTS).strip() or error.hint) from None
 
 
@@ -268,7 +268,7 @@ def _verify_mmf(full: bool = False) -> VerificationResult | None:
         )
     result = VerificationResult("mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING)
     if problems is None:
-        return replace(result, state="not verified", verified_against="nothing: it is your own checkout")
+        return replace(result, state="not verified", verified_against="nothing (your own checkout)")
     with suppress(errors.DataError):  # already in problems
         manifest = Manifest.load(installed.root)
         result = replace(result, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING)

@@ -91,7 +91,7 @@ def run_model(
         if outcome := AttemptOutcome.load(saved_request.folder.outcome_file):
             raise MmfEnvironmentError(outcome.message)
         if process.exit_code:
-            raise TrainingError(f"{RUN_SCRIPT} ended unexpectedly (code {process.exit_code})")
+            raise TrainingError(f"{RUN_SCRIPT} exited unexpectedly (code {process.exit_code})")
         results = read_json(report)
         return results["probas"], results["timings"]
 

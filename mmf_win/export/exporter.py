@@ -72,7 +72,7 @@ def export_checkpoint(
     """
     output = export_options.output.absolute()
     if output.exists():
-        raise UsageError(f"{output} already exists", hint="choose another folder")
+        raise UsageError(f"{output}: already exists", hint="choose another folder")
     target = PredictionTarget.from_split(mmf_paths, export_options.split or run.request().splits["val"])
     labels = labels_of(target.rows)
     if export_options.int8 and len(set(labels or ())) < 2:

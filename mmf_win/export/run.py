@@ -208,9 +208,9 @@ def main() -> None:
     args = parser.parse_args()
     meme = (args.image, args.text, args.features)
     if (args.table is None) == (meme == (None, None, None)):
-        parser.error("give either a table or a single meme")
+        parser.error("pass either a table or a single meme")
     if args.output and not args.output.absolute().parent.is_dir():
-        parser.error(f"{args.output}: folder does not exist")
+        parser.error(f"{args.output}: folder not found")
     single_row = {"id": 1, "img": args.image, "text": args.text or "", "features": args.features}
     rows, batch_size = (read_file(args.table, read_table) if args.table else [single_row], max(1, args.batch_size))
 

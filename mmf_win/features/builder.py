@@ -131,8 +131,9 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     features: Any = _load_file(path, load_npy)
     is_float = np.issubdtype(features.dtype, np.floating)
     if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
-        description = f"this is an array of {features.dtype} with the shape {features.shape}"
-        raise DatasetError(f"{path}: features are finite floating-point numbers, regions × numbers; {description}")
+        description = f"an array of {features.dtype} with the shape {features.shape}"
+        expected = "finite floating-point numbers (regions × numbers)"
+        raise DatasetError(f"{path}: expected {expected}, got {description}")
     record = {"feature_path": key, "features": features}
     info = _info_path(path)
     if info.is_file():
@@ -156,7 +157,7 @@ def _load_file(path: Path, load: Callable[[bytes], Any]) -> Any:
         reason = error.reason if isinstance(error, DamagedPickleError) else str(error)
         message = reason.partition("\n")[0] or type(error).__name__
         raise DatasetError(
-            f"{path}: cannot be read: {message}",
+            f"{path}: cannot be read ({message})",
             hint="extract the features of this image again or remove the file; save tensors as arrays with .numpy()",
         ) from error
 

@@ -99,7 +99,7 @@ def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> 
         else:
             yield InputFiles("vocabulary", path.parent, zoo.mmf_paths, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
-        hint = "put it there, or set the type of each vocab in the configuration to random"
+        hint = "put the file there, or set the type of each vocab in the configuration to random"
         yield InputFiles("GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint)
 
 
@@ -131,7 +131,7 @@ def zoo_weights_input(zoo: Zoo, key: str) -> ArchiveInput:
     title, entry = f"weights {key}", zoo.model_entry(key)
     if entry:
         return ArchiveInput(title, entry.folder, zoo.mmf_paths, entry=entry)
-    hint = f"correct checkpoint.resume_zoo={key}, neither a file nor a key of MMF's zoo ({zoo.models_file})"
+    hint = f"correct checkpoint.resume_zoo={key}, which is neither a file nor a key of MMF's zoo ({zoo.models_file})"
     return ArchiveInput(title, zoo.mmf_paths.data_dir / "models" / key, zoo.mmf_paths, hint=hint)
 
 

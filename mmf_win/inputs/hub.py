@@ -212,7 +212,7 @@ class HubModelInput(LocalModelInput):
                 raise
             reason = " ".join(str(error).split("\n")[0].split())
             message = f"{self.source}: cannot be downloaded from the Hugging Face Hub: {reason}"
-            hint = "check the connection (set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror)"
+            hint = "check the network connection (set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror)"
             raise mirror.download_error(message, [self.source], hint) from error
         if "config.json" not in downloaded or downloaded.isdisjoint(_VOCABULARY_FILES):
             raise MmfEnvironmentError(f"{self.source}: no configuration or vocabulary on the Hugging Face Hub")

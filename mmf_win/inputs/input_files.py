@@ -81,7 +81,7 @@ class Mirror:
             return cls(url=parts.geturl())
         path = expand_home(source)
         if not path.exists():
-            raise UsageError(f"{source}: no such file or folder", hint="pass a file, a folder or a URL")
+            raise UsageError(f"{source}: file or folder not found", hint="pass a file, a folder or a URL")
         return cls(path=path)
 
     def find_files(self, names: Sequence[str]) -> list[Path]:
@@ -188,7 +188,7 @@ class InputFiles:
             unsafe_error = error if isinstance(error, UnsafeFeaturesError) else None
             return replace(finding, state="damaged", problems=(str(error),), error=unsafe_error)
         if manifest is None:
-            return replace(finding, state="recorded", verified_against="nothing: its folder is not writable")
+            return replace(finding, state="recorded", verified_against="nothing (folder not writable)")
         if damage:
             return replace(finding, state="damaged", problems=tuple(map(str, damage)))
         # Stamps of files that changed just before this check are not trusted and have no check time.
@@ -333,7 +333,7 @@ def fetch_inputs(
         ResourceError: The downloads do not fit on the disk; nothing was downloaded.
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
-    message = "waiting for another mmfw process that is fetching into this data folder"
+    message = "waiting for another mmfw process that is downloading into this data folder"
     with file_lock(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(message)):
         findings = {item: item.verify() for item in inputs}
         states = ("damaged",) if repair_only else ("missing", "damaged")

@@ -108,7 +108,7 @@ def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
     _require_intact([(item, findings[item]) for item in inputs if item not in models], arguments)
     fetch_command = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *arguments)
     for item in models:
-        _log.warning("%s is missing, fetching it", item.title)
+        _log.warning("%s not found; fetching it", item.title)
         fetch_inputs(
             [item], places, Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
         )

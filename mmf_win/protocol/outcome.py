@@ -97,4 +97,5 @@ class AttemptOutcome:
             return None
         except (OSError, ValueError) as error:
             hint = "remove the file; the run then counts as killed and can be resumed"
-            raise DataError(f"{path}: not the outcome of an attempt ({error})", hint=hint) from None
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{path}: not the outcome of an attempt ({reason})", hint=hint) from None

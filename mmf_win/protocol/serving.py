@@ -63,7 +63,7 @@ def _build_reply(rows: list[dict[str, Any]], predict: PredictFunction) -> dict[s
         finite = list(takewhile(isfinite, probas))
         if len(finite) < len(probas):
             probas = finite
-            raise DataError("a predicted probability is not a number", hint="check the weights for damage")
+            raise DataError("a predicted probability is not a number", hint="check if the weights are damaged")
     except MmfwError as failed:
         error = [type(failed).__name__, str(failed), failed.hint]
     return {"probas": probas, "error": error, "ms": round(1000 * (time.perf_counter() - start), 3)}

@@ -126,7 +126,7 @@ def select_checkpoints(
     names: Sequence[str | None] = run_specs or [None]
     members = [_select_checkpoint(save_dir, name, spec) for name in names for spec in checkpoint_specs]
     if duplicate := next((member for member in members if members.count(member) > 1), None):
-        raise UsageError(f"{duplicate.name} is given twice")
+        raise UsageError(f"{duplicate.name} is passed twice")
     return members
 
 
@@ -224,7 +224,7 @@ def _open_evaluation(
 ) -> Iterator[_Evaluation]:
     """Pin the members' checkpoints and keep the runs that contain them from being removed."""
     if options.ensemble is not None and len(members) < 2:
-        hint = "give several runs, or several checkpoints of a run"
+        hint = "pass several runs, or several checkpoints of a run"
         raise UsageError("an ensemble needs at least two members", hint=hint)
     # An exported model is read from its own folder and needs no link.
     use_link = options.predict_function is prediction.predict_target
@@ -355,7 +355,7 @@ class _Evaluation:
             "created": Timestamp(round(time.time(), 3)),
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
-            _log.warning("some ensemble members have identical weights; each of them is counted")
+            _log.warning("some ensemble members have identical weights; each member is counted")
         annotations = user_annotations_path(csv) if target.is_user_data else target.annotation_file.path
         scored = ScoredSplit(csv, name, annotations, target.annotation_file.sha256, memes, facts, coverage)
         record = scored.score_record | facts

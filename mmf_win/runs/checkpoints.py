@@ -112,7 +112,7 @@ def select_checkpoint(run: Run, checkpoint_spec: str) -> CheckedFile:
         CheckpointError: There is no checkpoint, or none is usable.
     """
     if checkpoint_spec not in ("best", "last"):
-        file = require_intact(checkpoint_spec, "give best, last or the path of an intact checkpoint")
+        file = require_intact(checkpoint_spec, "pass best, last or the path of an intact checkpoint")
         warn_if_foreign(run, file)
         return file
     rejected: list[tuple[Path, str]] = []
@@ -179,13 +179,15 @@ def require_no_foreign_best(run: Run) -> None:
     matches = (path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in hashes[-1:])
     copy = next(matches, None)
     advice = f"put a copy of {copy} in its place" if copy else "the next validation saves a new one"
-    raise CheckpointError(f"{best}: {problem}", hint=f"move it away; {advice}")
+    raise CheckpointError(f"{best}: {problem}", hint=f"move the file away; {advice}")
 
 
 def require_no_blocking_folders(run: Run) -> None:
     """Raise ``CheckpointError`` if a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
-        raise CheckpointError(f"{path}: not a file but a folder", hint="move it away; the run saves a checkpoint here")
+        raise CheckpointError(
+            f"{path}: is a folder, not a file", hint="move the folder away; the run saves a checkpoint here"
+        )
 
 
 def can_resume(run: Run) -> bool:
@@ -195,7 +197,7 @@ def can_resume(run: Run) -> bool:
     return any((file.problem or _foreign_problem(run, file, events)) is None for file in files)
 
 
-def require_intact(name: str, hint: str = "give the path of an intact checkpoint") -> CheckedFile:
+def require_intact(name: str, hint: str = "pass the path of an intact checkpoint") -> CheckedFile:
     """Return the checkpoint that a user named by its path; raise ``CheckpointError`` if it is not intact."""
     file = check_file(expand_home(name).absolute())
     if file.problem:

@@ -54,18 +54,20 @@ def attach_teacher(
 
     settings = request.mmfw_settings
     if settings.teacher is None:
-        raise UsageError("--teacher-weight requires --teacher FILE", hint="remove it, or give the file")
+        raise UsageError(
+            "--teacher-weight requires --teacher FILE", hint="add --teacher FILE, or remove --teacher-weight"
+        )
     _require_loss(request.model, config["model"])
     path = Path(OmegaConf.create([settings.teacher])[0])  # the stored path is escaped
     train = inputs.splits_read.get("train", {})  # empty if there are several annotation files
     split = train.get("split", "train")
-    hint = f"create it with `mmfw predict RUN --split {split}`, then give it with --teacher FILE"
+    hint = f"create it with `mmfw predict RUN --split {split}`, then pass it with --teacher FILE"
     if not path.is_file():
         raise DataError(f"{path}: prediction file of the teacher not found", hint=hint)
     sha256 = file_digest(path).hex()
     if settings.teacher_sha256 not in (None, sha256):
         message = f"{path}: the teacher's predictions have changed since this run began"
-        raise DataError(message, hint="restore the file, or give the new one with --teacher")
+        raise DataError(message, hint="restore the file, or pass the new one with --teacher")
     record: Any = {}
     with suppress(OSError, ValueError):
         record = read_json(path.with_suffix(".metrics.json"))
@@ -81,7 +83,7 @@ def attach_teacher(
         ]
     probas = _read_teacher_probas(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
-        _log.warning("%s: predictions of another version of %s with the same ids", path, split)
+        _log.warning("%s: predicted from another version of %s, which has the same ids", path, split)
     if train and _is_trained_on(record, train["sha256"]):
         _log.warning("%s: the teacher was trained on these rows, so it is overconfident on them", path)
     weight = settings.teacher_weight or _DEFAULT_WEIGHT

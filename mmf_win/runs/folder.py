@@ -184,7 +184,7 @@ class Run:
             request = convert_to({"created": self.request_file.stat().st_mtime, **values}, RunRequest)
             request.mmfw_settings  # noqa: B018 - raises for a value of the wrong type
             if "overrides" in values:
-                raise ValueError("it has overrides, so it is from an incompatible version")
+                raise ValueError("written by an incompatible version of mmfw")
             if not request.model:
                 raise ValueError("no model")
             if missing := {"train", "val", "test"} - request.splits.keys():
@@ -193,7 +193,8 @@ class Run:
                 raise ValueError(f"invalid creation time {request.created}")
             return request
         except (OSError, ValueError) as error:
-            message = f"{self.request_file}: invalid run request ({error})"
+            reason = getattr(error, "strerror", None) or error
+            message = f"{self.request_file}: invalid run request ({reason})"
             hint = f"remove this run with `{format_command('mmfw', 'runs', 'rm', self.path)}`"
             saved = (self.checkpoints / f"{name}.ckpt" for name in ("best", "current"))
             if weights := next(filter(Path.is_file, saved), None):

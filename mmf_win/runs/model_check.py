@@ -60,7 +60,7 @@ def check_model(
             results = annotation_checks.check_annotations(job.mmf_paths.dataset, plan.config["dataset"], plan.inputs)
             run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)
         except (StoppedByUserError, KeyboardInterrupt):
-            raise StoppedByUserError("interrupted; nothing is kept") from None
+            raise StoppedByUserError("interrupted; nothing was saved") from None
         except MmfwError as error:
             is_model_error = not isinstance(error, DataError)  # a DataError names its file
             if is_model_error and error.log is not None and error.log.is_file():

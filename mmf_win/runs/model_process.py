@@ -85,7 +85,7 @@ class ModelProcess:
         )
         log = self._attempt.log
         tail = read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").strip() if log.exists() else ""
-        output_hint = f"the end of its output:\n{tail}" if tail else "it printed nothing"
+        output_hint = f"the end of its output:\n{tail}" if tail else "the process printed nothing"
         error = outcome_error(outcome, self._attempt, output_hint)
         error.log = None
         return error

@@ -47,10 +47,10 @@ _HINTS = {
     "nan of an operation": "start over with a smaller optimizer.params.lr",
     "nan in fp16": "run {again} with --precision fp32, since fp16 numbers end at 65,504",
     "killed": "{resume}",
-    "untrusted": "if you trust the source of the file, run the command again with --trust",
+    "untrusted": "if you trust the source of the file, run the same command again with --trust",
     "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
     "mmf": "run `mmfw doctor`",
-    "network": "check the network connection, and run the command again",
+    "network": "check the network connection and run the same command again",
 }
 
 

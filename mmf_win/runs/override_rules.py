@@ -73,7 +73,7 @@ def split_arguments(arguments: Sequence[str], max_names: int | None = None) -> t
     overrides = tuple(arguments[len(names) :])
     for override in overrides:
         if "=" not in override or not override_key(override):
-            hint = "give names first, then overrides such as training.num_workers=2"
+            hint = "put names first, then overrides such as training.num_workers=2"
             raise UsageError(f"{override}: not a KEY=VALUE override", hint=hint)
     _require_not_reserved(overrides, RESERVED_KEYS)
     last_override = {override_key(override): override for override in overrides}

@@ -236,7 +236,9 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
     if gpus > 1 and options.nproc is None:
         _log.info("training on 1 of %d GPUs; --nproc auto uses all", gpus)
     if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
-        raise UsageError("--rdzv and --node-rank require several machines", hint="give their number with --nnodes")
+        raise UsageError(
+            "--rdzv and --node-rank require several machines", hint="pass the number of machines with --nnodes"
+        )
     if options.nnodes > 1:
         host, _, port = (options.rdzv or "").rpartition(":")
         if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:

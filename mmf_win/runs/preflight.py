@@ -90,7 +90,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         and AttemptOutcome.load(run.outcome_file) != AttemptOutcome("ok")
     )
     if total is not None and progress.update >= total and not is_unfinished:
-        hint = f"give a total above {progress.update} with --updates"
+        hint = f"pass a total above {progress.update} with --updates"
         for preset in _preset_arguments(plan.request):
             path_arguments = [
                 *data_dir_arguments(plan.job.mmf_paths.data_dir),
@@ -183,7 +183,7 @@ def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: 
             f"{target.source}: the preset needs region features, but {lmdb} has none for {len(missing)} of "
             f"{len(rows)} images ({listing})",
             hint="use a preset without region features such as mmbt_grid, add the output of MMF's extraction "
-            f"scripts with `{command}`, or give another LMDB with --features",
+            f"scripts with `{command}`, or pass another LMDB with --features",
         )
     for image, key in find_mismatched_features(rows, keys).items():
         raise DatasetError(

@@ -194,7 +194,7 @@ def _unknown_key_hint(path: Path, values: Mapping[str, Any], key: str) -> str:
         models = values.get("model_config")
         model = next(iter(models), "MODEL") if isinstance(models, Mapping) else "MODEL"
         return (
-            "this is a configuration of MMF; write a preset that names it, with the "
+            "the file is a configuration of MMF; write a preset that names it, with the "
             f"lines\n  model: {model}\n  config: {path}"
         )
     return f"{suggestion_hint(key, _KEY_TYPES)}valid keys: {', '.join(_KEY_TYPES)}"

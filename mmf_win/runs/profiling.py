@@ -58,7 +58,7 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         try:
             run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)
         except (StoppedByUserError, KeyboardInterrupt):
-            raise StoppedByUserError("interrupted; nothing is kept") from None
+            raise StoppedByUserError("interrupted; nothing was saved") from None
         except MmfwError as error:
             if error.log is not None and error.log.is_file():
                 log = Path(shutil.move(error.log, create_timestamped_dir(profiles_dir)))

@@ -40,7 +40,7 @@ class PredictionTarget:
         """
         file = AnnotationFile(require_split(mmf_paths.dataset, split))
         if not file.lines:
-            raise DatasetError(f"{file.path}: contains no memes")
+            raise DatasetError(f"{file.path}: no memes found")
         return cls(split, file)
 
     @classmethod
@@ -74,14 +74,14 @@ class PredictionTarget:
             UsageError: The text is not valid Unicode.
         """
         if not image.is_file():
-            raise DatasetError(f"{image}: file not found")
+            raise DatasetError(f"{image}: image not found", hint="check the path")
         if not is_valid_unicode(text):
             raise UsageError("the text contains an unpaired surrogate")
         try:
             open_image(image)
         except Exception as error:  # Pillow raises many types of exceptions for damaged files
-            hint = "give an image with --image, or a table of memes with --memes"
-            raise UnreadableImageError(f"{image}: not a readable image ({error})", hint=hint) from None
+            hint = "pass an image with --image, or a table of memes with --memes"
+            raise UnreadableImageError(f"{image}: image cannot be read ({error})", hint=hint) from None
         return cls._from_rows(
             image, [AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch
         )

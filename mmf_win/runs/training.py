@@ -130,7 +130,9 @@ def job_to_resume(
         run, checkpoint = match
         checkpoints.require_no_foreign_best(run)
         if name is not None:
-            raise UsageError(f"run {run.id} is resumed in its own folder and cannot be named {name}")
+            raise UsageError(
+                f"run {run.id} is resumed in its own folder and cannot be named {name}", hint="remove --name"
+            )
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
         job = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
         start_events = [event for event in read_run_events(run) if event["kind"] == "train_started"]
@@ -153,7 +155,7 @@ def job_to_resume(
     else:
         raise UsageError(
             f"{checkpoint} is not in the folder of a run, so its configuration is unknown",
-            hint="give its preset, as in `mmfw train PRESET --resume PATH`",
+            hint="pass its preset, as in `mmfw train PRESET --resume PATH`",
         )
     request = replace(job.request, start=str(checkpoint))
     return replace(job, request=request, name=name, checkpoint=checkpoint)
@@ -267,7 +269,10 @@ def execute_plan(
             preserved = checkpoints.preserve_last_checkpoint(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, preserved)
             for name in changed_splits(run, inputs.splits_read):
-                _log.warning("%s has changed since this run was trained: its scores are not comparable", name)
+                _log.warning(
+                    "%s has changed since this run was trained; scores before and after the change are not comparable",
+                    name,
+                )
         origin = run or (request.start and lookup.run_containing(Path(request.start)))
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None

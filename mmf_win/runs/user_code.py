@@ -46,14 +46,16 @@ def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: 
     folder, environment_dir = _absolute_path(user_dir), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         message = f"{folder}: user code of {owner_name} not found (env.user_dir)"
-        raise UsageError(message, hint="give its folder with env.user_dir=FOLDER")
+        raise UsageError(message, hint="pass its folder with env.user_dir=FOLDER")
     if str(folder) in _load_trusted_folders():
         return str(folder)
     is_named_by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
     is_named_by_user |= bool(environment_dir) and folder == _absolute_path(str(environment_dir))
     if not (is_named_by_user or options.trust):
         message = f"{folder}: user code of {owner_name} is not trusted (env.user_dir)"
-        raise DataError(message, hint="if you trust it, add --trust, which is remembered")
+        raise DataError(
+            message, hint="if you trust its source, run the same command again with --trust; mmfw remembers the folder"
+        )
     if not options.dry_run:
         path = trusted_folders_path()
         try:

@@ -126,7 +126,7 @@ class Examiner:
         import yaml
 
         if not output.is_dir():
-            raise UsageError(f"{output}: folder does not exist")
+            raise UsageError(f"{output}: folder not found", hint="create it, or choose another folder")
         try:
             pattern = re.compile(regex)
         except re.error as error:
@@ -140,7 +140,7 @@ class Examiner:
             except (yaml.YAMLError, ValueError, RecursionError) as error:
                 raise DataError(f"{path / 'param'}: {' '.join(str(error).split())}") from None
             if params is None:  # not a task, or one that has just started
-                _log.warning("%s: skipped, there are no parameters in a file param", path)
+                _log.warning("%s: skipped, because no file param with parameters was found", path)
                 continue
             if not isinstance(params, dict):
                 raise DataError(f"{path / 'param'}: not a mapping of parameters: {params!r:.60}")

@@ -236,7 +236,7 @@ def find_sweep(save_dir: Path, name_or_folder: str | None) -> SweepFolder:
     if folder := newest if name_or_folder is None else find_sweep_folder(save_dir, name_or_folder):
         return SweepFolder(folder)
     command = format_command("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-    message = f"no sweep in {save_dir / SWEEPS_DIR}" if name_or_folder is None else f"no sweep {name_or_folder}"
+    message = f"no sweep in {save_dir / SWEEPS_DIR}" if name_or_folder is None else f"no sweep named {name_or_folder}"
     suggestion = suggestion_hint(name_or_folder or "", [path.name for path in sweeps])
     raise UsageError(message, hint=f"{suggestion}run `{command}` to create one")
 
@@ -308,7 +308,11 @@ def load_task(folder: TaskFolder) -> Task | None:
         state = "failed" if "failed" in stat.values() else state
         record = {"state": state, **record, "commands": map(str, stat), "finished": map(str, finished)}
     if record.get("state") == "running" and not is_locked(folder.lock):
-        record |= {"state": "queued", "slot": None, "message": "its driver died; run the sweep again to continue"}
+        record |= {
+            "state": "queued",
+            "slot": None,
+            "message": "the driver of the sweep died; run the sweep again to continue",
+        }
     values = {name: value for name, value in param.items() if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)}
     record |= {name: tuple(record.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**record, "name": folder.path.name, "values": values})
@@ -335,7 +339,7 @@ def require_intact_records(folder: TaskFolder) -> None:
             files[folder.record_file], reason = {}, f" ({error})" if isinstance(error, ValueError) else ""
     damaged = next((file for file, content in files.items() if not content), None)
     if damaged is not None and any(folder.path.glob("log.*")):
-        hint = "restore it, or delete the task's folder to run the task again from the beginning"
+        hint = "restore the file, or delete the task's folder to run the task again from the beginning"
         reason = reason if damaged == folder.record_file else ""
         message = f"{damaged} is missing or damaged{reason}; cannot tell which commands already ran"
         raise DataError(message, hint=hint)

@@ -176,7 +176,7 @@ def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
     names_data = any("--data-dir" in command for command in spec.template.values())
     data_dir = None if names_data or options.data_dir is None else options.data_dir.absolute()
     if data_dir is not None and not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: folder does not exist")
+        raise UsageError(f"{data_dir}: folder not found", hint="check the path")
     runner = TaskRunner(
         sweep=folder,
         template={name: spec.template[name] for name in chosen},
@@ -278,7 +278,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
             raise UsageError(f"{incomplete}: not a sweep (sweep.yaml not found)", hint=hint)
         candidates = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
         hint = f"{suggestion_hint(path.stem, candidates)}run `mmfw sweep run --help` for examples"
-        raise UsageError(f"{source}: no such preset, file or sweep", hint=hint)
+        raise UsageError(f"no preset, file or sweep named {source}", hint=hint)
     preset = presets.load(source)
     _, overrides = split_arguments(options.words[1:], max_names=0)
     words = ["--updates", str(options.updates)] if options.updates else []
@@ -307,12 +307,12 @@ def _resolve_from_file(
         raise UsageError(f"{preset_option} requires a preset; {source} lists the values to combine")
     file = path if earlier_sweep is None else earlier_sweep / SPECIFICATION_FILE
     if earlier_sweep is not None and output is not None:
-        raise UsageError(f"{source} is an existing sweep and cannot continue in {output}")
+        raise UsageError(f"{source} is an existing sweep and cannot continue in {output}", hint="remove -o")
     text = read_text(file)
     folder = SweepFolder(earlier_sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem))
     spec = specification.parse_specification(text, file)
     if options.data_dir and any("--data-dir" in command for command in spec.template.values()):
-        raise UsageError(f"{file}: its commands already set --data-dir", hint="change it in the file")
+        raise UsageError(f"{file}: its commands already set --data-dir", hint="change --data-dir in the file")
     return spec, text, folder
 
 
@@ -327,7 +327,7 @@ def _vary_one_at_a_time(overrides: Sequence[str]) -> list[list[str]]:
 def _warn_about_plan(spec: Specification, unused_parameters: Sequence[str], title: str | None) -> None:
     """Log warnings for likely mistakes in a specification."""
     if unused_parameters:
-        _log.warning("no command uses %s; they only name folders", ", ".join(unused_parameters))
+        _log.warning("no command uses %s; the values only appear in the names of folders", ", ".join(unused_parameters))
     for name, equal in grid.find_equal_numbers(spec).items():
         _log.warning("%s has values that are equal as numbers; each is a task: %s", name, ", ".join(equal))
     count = sum(choice.title == title for choice in spec.choices)

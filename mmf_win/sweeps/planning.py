@@ -159,7 +159,7 @@ def _used_parameters(specification: Specification, task: Task) -> set[str]:
                 raise UsageError(f"template {command}: {name} is an alias; use its parameters instead")
             if name not in task.values and name not in RESERVED_PLACEHOLDERS:
                 message = f"template {command}: {name} has no value"
-                hint = "set it in 'default' or in each choice, also if it is part of a path with brackets"
+                hint = "set it in 'default' or in each choice; a path that contains brackets must be a value, too"
                 raise UsageError(message, hint=hint)
             used.add(name)
     return used

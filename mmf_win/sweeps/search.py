@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_TRIALS_WITHOUT_METRIC = 3
 _MAX_REPETITIONS = 50  # consecutive known combinations that end a search
-_RESTORE_HINT = f"restore it from a backup, or start a new search: {OTHER_FOLDER_HINT}"
+_RESTORE_HINT = f"restore the file from a backup, or start a new search: {OTHER_FOLDER_HINT}"
 _REPETITION_ATTR = "repeats"  # marks a trial that repeats a known combination
 
 

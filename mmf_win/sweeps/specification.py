@@ -122,7 +122,7 @@ def parse_specification(text: str, path: Path) -> Specification:
     header = _parse_mapping(first, f"{path}: the first document")
     if unknown := [key for key in header if key not in _KEYS]:
         message = f"{path}: unknown key {unknown[0]!r} in the first document"
-        raise UsageError(message, hint=f"use one of the keys {', '.join(_KEYS)}")
+        raise UsageError(message, hint=f"choose one of the keys {', '.join(_KEYS)}")
     template = _parse_mapping(header.get("template"), f"{path}: 'template'")
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
         raise UsageError(f"{path}: 'template' must contain at least one command, and commands must be strings")
@@ -218,12 +218,12 @@ def _parse_choice(document: Any, number: int, template: Mapping[str, Any], path:
         unknown = [name for name in commands if name not in template]
         if unknown or not commands:
             problem = f"unknown command {unknown[0]} in _cmd" if unknown else "no command in _cmd"
-            raise UsageError(f"{location}: {problem}", hint=f"choose from {', '.join(template)}")
+            raise UsageError(f"{location}: {problem}", hint=f"choose one of {', '.join(template)}")
     title = values.pop("_title", None)
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     for name, choices in lists.items():
         if not choices:
-            raise UsageError(f"{location}: {name} has no value")
+            raise UsageError(f"{location}: {name} has no value", hint="add a value, or remove the key")
         for value in choices:
             _require_parameter(name, value, location)
     return Choice(lists, None if title is None else str(title), commands)
@@ -237,7 +237,7 @@ def _parse_search(document: Any, path: Path) -> Search:
     for key, value in values.items():
         if key not in hints:
             message = f"{location}: unknown key {key!r}"
-            raise UsageError(message, hint=f"use one of the keys {', '.join(hints)}")
+            raise UsageError(message, hint=f"choose one of the keys {', '.join(hints)}")
         if not has_type(value, hints[key]):
             allowed = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
             hint = allowed and f"choose one of {allowed}"

@@ -146,7 +146,7 @@ class _OfflineClearMLTracker(ClearMLTracker):
     """Tracker that writes one folder per run."""
 
     upload = "offline"
-    note = "ClearML is offline; call clearml's `Task.import_offline_session(FOLDER)` to send a folder later"
+    note = "ClearML is offline; call clearml's `Task.import_offline_session(FOLDER)` to upload a folder later"
 
     def __init__(self) -> None:
         super().__init__()

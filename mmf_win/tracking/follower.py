@@ -118,13 +118,13 @@ def _stop_followers(started: _Followers, options: UploadOptions, deadline: float
                 time.sleep(0.05)
                 if time.monotonic() > log_time:
                     log_time = float("inf")
-                    _log.info("sending the rest to %s; press Ctrl+C to skip it …", tracker.name)
+                    _log.info("uploading the rest to %s; press Ctrl+C to skip it …", tracker.name)
         except KeyboardInterrupt:  # stops only the upload, as the training has ended
             deadline = 0.0
         if process.poll() is None:
             process.kill()
             process.wait()
-            reason = "no time to send the rest" if tracker.is_reachable else "server does not answer"
+            reason = "no time to upload the rest" if tracker.is_reachable else "server does not answer"
             _warn_incomplete(run, tracker, options, reason)
         elif process.returncode:
             reason = UploadState.load(run, tracker).error or f"see {_log_file(run, tracker)}"

@@ -229,7 +229,7 @@ def describe_error(error: Exception) -> str:
 def retry_advice(reason: str) -> str:
     """Return when to retry a command that failed for this reason: later, or only after a fix."""
     is_temporary = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
-    return "later" if is_temporary else "once this is fixed"
+    return "later" if is_temporary else "after fixing the problem"
 
 
 def require_no_env_run_id(trackers: Iterable[Tracker]) -> None:
@@ -240,7 +240,7 @@ def require_no_env_run_id(trackers: Iterable[Tracker]) -> None:
     """
     for tracker in trackers:
         if tracker.env_run_id:
-            message = f"{tracker.id_variable} names one run, but this command sends several or creates one"
+            message = f"{tracker.id_variable} names one run, but this command uploads several or creates one"
             raise UsageError(message, hint=f"unset {tracker.id_variable}")
 
 

@@ -110,7 +110,7 @@ class UploadState:
             A context manager that holds the lock; it raises InUseError if another process does.
         """
         run.tracking.mkdir(exist_ok=True)
-        in_use = InUseError(f"another process is sending run {run.id} to {self.tracker}")
+        in_use = InUseError(f"another process is uploading run {run.id} to {self.tracker}")
         return file_lock(run.tracking / f"{self.file_stem}.lock", timeout, in_use_error=in_use)
 
 

@@ -22,8 +22,8 @@ _START_TIMEOUT_S, _FINISH_TIMEOUT_S = 60.0, 1800.0
 _MODES: dict[str, UploadTarget] = {"online": "server", "shared": "server", "run": "server", "offline": "offline"}
 _MODES |= {"dryrun": "offline", "disabled": "disabled"}
 _NOTES = {
-    "disabled": "W&B is disabled, nothing is sent; set WANDB_MODE=online to send runs",
-    "offline": "W&B is offline; run `wandb sync RUN/tracking/wandb/offline-run-*` to send runs later",
+    "disabled": "W&B is disabled, nothing is uploaded; set WANDB_MODE=online to upload runs",
+    "offline": "W&B is offline; run `wandb sync RUN/tracking/wandb/offline-run-*` to upload runs later",
 }
 
 

@@ -263,7 +263,7 @@ def load_yaml(root: Path, path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         config: Any = parse_yaml(_ENV_INTERPOLATION.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
-        raise MmfEnvironmentError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from None
+        raise MmfEnvironmentError(f"{path}: cannot be read ({error.strerror})", hint="run `mmfw setup`") from None
     included = []
     for name in config.pop("includes", None) or []:
         mmf_file = follow_text_links(root / "mmf" / name)

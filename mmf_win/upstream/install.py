@@ -100,7 +100,7 @@ def require_packages(*packages: str, extra: str = "[train]") -> None:
     if missing:
         # Without an index URL, pip installs PyTorch for CUDA on any Linux.
         hint = "run `mmfw doctor` for the commands that install it" if "torch" in missing else pip_hint(extra)
-        raise MmfEnvironmentError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
+        raise MmfEnvironmentError(f"not installed in {sys.prefix}: {', '.join(missing)}", hint=hint)
 
 
 def pip_hint(extra: str = "") -> str:
@@ -129,7 +129,7 @@ def selected_mmf() -> MmfInstall | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise MmfEnvironmentError(
-            f"{_selection_file()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`"
+            f"{_selection_file()}: cannot be read ({error})", hint="run `mmfw setup --mmf pypi`"
         ) from error
 
 
@@ -181,7 +181,7 @@ def install(source: MmfSource, *, force: bool = False) -> MmfInstall:
             manifest = source.fetch(staging)
             manifest.save()
             if damage := find_damage(manifest):
-                hint = "try again; if it fails again, check the disk and the virus scanner"
+                hint = "run the same command again; if that fails, too, check the disk and the virus scanner"
                 raise MmfEnvironmentError(
                     f"MMF {source.version} is damaged after the download ({damage[0]})", hint=hint
                 )
@@ -271,7 +271,7 @@ def _require_writable_home() -> Path:
         if error.errno in DISK_FULL_ERRNOS:
             raise
         hint = "use your own virtual environment, or set MMFW_HOME to a writable folder"
-        raise MmfEnvironmentError(f"{home} cannot be written to: {error.strerror}", hint=hint) from error
+        raise MmfEnvironmentError(f"{home}: not writable ({error.strerror})", hint=hint) from error
     return home
 
 

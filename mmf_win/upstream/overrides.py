@@ -36,9 +36,9 @@ RESERVED_KEYS = {
     "training.callbacks": "set it in a preset, where mmfw adds its own callbacks",
     "training.exit_on_nan_losses": "remove it; a NaN loss always ends the run",
     "trainer": "remove it; it is only used by PyTorch Lightning, which mmfw does not support",
-    "mmfw.teacher": "use mmfw train --teacher FILE",
-    "mmfw.teacher_weight": "use mmfw train --teacher-weight SHARE",
-    "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
+    "mmfw.teacher": "use `mmfw train --teacher FILE`",
+    "mmfw.teacher_weight": "use `mmfw train --teacher-weight SHARE`",
+    "checkpoint.max_to_keep": "use `mmfw train --keep-checkpoints N`",
 }
 
 _BETAS_KEY = "optimizer.params.betas"

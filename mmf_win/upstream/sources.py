@@ -92,7 +92,7 @@ class PypiWheel:
             raise MmfEnvironmentError(message, hint=f"run `python -m ensurepip`, or {_GITHUB_HINT}")
         output = "\n".join(f"  {line}" for line in process.stdout.strip().splitlines()[-10:])
         message = f"pip cannot download mmf=={self.version}:\n{output}"
-        raise MmfEnvironmentError(message, hint=f"check the connection and pip's index, or {_GITHUB_HINT}")
+        raise MmfEnvironmentError(message, hint=f"check the network connection and pip's index, or {_GITHUB_HINT}")
 
 
 @dataclass(frozen=True)

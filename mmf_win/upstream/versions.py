@@ -66,7 +66,7 @@ def read_version(root: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MmfEnvironmentError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from error
+        raise MmfEnvironmentError(f"{path}: cannot be read ({error.strerror})", hint="run `mmfw setup`") from error
     match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if match is None:
         raise MmfEnvironmentError(f"{path}: no version found", hint="run `mmfw setup`")

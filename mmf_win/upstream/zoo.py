@@ -117,7 +117,7 @@ def _load_zoo_file(root: Path, zoo: str) -> Any:
     try:
         return _parse_zoo_file(path, path.stat().st_mtime_ns)
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror}"
+        problem = f"{path}: cannot be read ({error.strerror})"
     except ValueError as error:
         problem = f"{path}: {error}"
     if zoo in (DATASET_ZOO_FILE, MODEL_ZOO_FILE):

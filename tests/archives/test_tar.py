@@ -36,9 +36,9 @@ def test_tar_is_extracted(compression: str, user_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("compress", "reason"),
     [
-        (bz2.compress, "this is a bzip2 file, not a zip, 7z or tar"),
-        (lzma.compress, "this is an xz file, not a zip, 7z or tar"),
-        (lambda data: lzma.compress(data, lzma.FORMAT_ALONE), "this is an LZMA file, not a zip, 7z or tar"),
+        (bz2.compress, "a bzip2 file, not a zip, 7z or tar"),
+        (lzma.compress, "an xz file, not a zip, 7z or tar"),
+        (lambda data: lzma.compress(data, lzma.FORMAT_ALONE), "an LZMA file, not a zip, 7z or tar"),
     ],
     ids=["bzip2", "xz", "LZMA"],
 )
@@ -168,7 +168,7 @@ def test_name_of_the_first_member_does_not_hide_a_tar(name: str, user_dir: Path)
     ("kind", "problem"),
     [
         (tarfile.SYMTYPE, "symbolic links are not supported"),
-        (tarfile.LNKTYPE, "hard link to /etc/passwd, which does not precede it"),
+        (tarfile.LNKTYPE, "hard link to /etc/passwd, which is not an earlier member"),
         (tarfile.FIFOTYPE, "device"),
         (tarfile.CHRTYPE, "device"),
     ],

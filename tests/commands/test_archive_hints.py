@@ -121,7 +121,7 @@ def test_incomplete_copy_has_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) ->
     path = one_of_two(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
-    assert "hint: get a complete copy, or exclude these memes with --allow-missing" in mmfw.err
+    assert "hint: use a complete copy, or exclude these memes with --allow-missing" in mmfw.err
 
 
 def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(user_dir: Path, mmfw: MmfwRunner) -> None:

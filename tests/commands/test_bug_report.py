@@ -91,7 +91,7 @@ def test_existing_file_is_kept_and_an_unreadable_run_is_reported(run: Run, mmfw:
     before = Path("bug.zip").read_bytes()
     run.request_file.write_text("{", encoding="utf-8")
     mmfw("doctor", "--report", "bug.zip", code=2)
-    assert "bug.zip already exists" in mmfw.err and Path("bug.zip").read_bytes() == before
+    assert "bug.zip: already exists" in mmfw.err and Path("bug.zip").read_bytes() == before
     mmfw("doctor", "--report", "other.zip")
     assert sorted(path.name for path in Path().glob("*.zip")) == ["bug.zip", "other.zip"]
 
@@ -99,7 +99,7 @@ def test_existing_file_is_kept_and_an_unreadable_run_is_reported(run: Run, mmfw:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--report", "missing/bug.zip"), "missing: folder does not exist"),
+        (("--report", "missing/bug.zip"), "missing: folder not found"),
         (("--log",), "--run and --log require --report"),
         (("--run", "mmbt_grid"), "--run and --log require --report"),
         (("--compat", "--report", "bug.zip"), "--report and --compat cannot be combined"),

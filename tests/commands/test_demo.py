@@ -49,7 +49,7 @@ def test_missing_mmf_or_package_names_the_next_step_in_a_fake_environment(
         raise MmfEnvironmentError("MMF is not installed", hint="mmfw setup")
 
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
-    for usable, said in ((missing, "mmfw setup"), (lambda: None, "pillow cannot be found")):
+    for usable, said in ((missing, "mmfw setup"), (lambda: None, ": pillow")):
         monkeypatch.setattr(demo, "require_mmf", usable)
         assert said in mmfw("demo", "--dir", "here", code=MmfEnvironmentError.exit_code)
     assert not (in_tmp_path / "here").exists()

@@ -86,9 +86,9 @@ def test_sweep_is_one_line_of_the_list_of_runs(mmfw: MmfwRunner, save: Path) -> 
         assert [run["id"].rpartition("/")[0] for run in listed] == ["sweeps/grid"] * 4
     mmfw("runs", "rm", listed[0]["id"], "--yes")
     assert len(mmfw.json("runs", "--sweep", "grid")) == 3
-    assert "no such sweep" in mmfw("runs", "--sweep", "nope", code=2)
+    assert "no sweep named nope" in mmfw("runs", "--sweep", "nope", code=2)
     assert "did you mean grid?" in mmfw("sweep", "status", "GRIDS", code=2)
-    assert "did you mean mmfw sweep run demo?" in mmfw("sweep", "demo", code=2)
+    assert "did you mean `mmfw sweep run demo`?" in mmfw("sweep", "demo", code=2)
 
 
 @pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)

@@ -66,7 +66,7 @@ def test_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> No
 
 def test_unwritable_environment_is_an_error_with_a_hint(mmfw_home: Path, checkout: Path, mmfw: MmfwRunner) -> None:
     mmfw_home.write_text("a file, where a folder is needed", encoding="utf-8")
-    assert f"{mmfw_home / 'mmf'} cannot be written to" in mmfw("setup", "--mmf", checkout, code=6)
+    assert f"{mmfw_home / 'mmf'}: not writable" in mmfw("setup", "--mmf", checkout, code=6)
     assert "MMFW_HOME" in mmfw.err
 
 

@@ -76,7 +76,7 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
     for result in results.values():
         assert f"{result['what']}: {result['problems'][0]}" in mmfw.err
     assert "the newest intact checkpoint is best.ckpt" in mmfw.err
-    assert "5 of 5 are damaged" in mmfw.err
+    assert "(5 of 5 items)" in mmfw.err
     assert "hint: run `mmfw repair dataset features mmf`\n" in mmfw.err
 
 

@@ -127,7 +127,7 @@ def test_missing_training_or_validation_split_is_an_error(existing: list[str], m
 def test_split_is_a_name_and_not_a_path(tmp_path: Path) -> None:
     paths = on_disk(tmp_path, "test_seen")
     assert require_split(paths, "test_seen") == paths.annotation_file("test_seen")
-    with pytest.raises(DatasetError, match="no such split"):
+    with pytest.raises(DatasetError, match="no split named"):
         require_split(paths, "../annotations/test_seen")
 
 

@@ -85,7 +85,7 @@ def test_renamed_images_are_not_reported_as_an_incomplete_copy(
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
         convert(path, mmf_paths)
     hint = str(caught.value.hint)
-    assert "get a complete copy" not in hint
+    assert "use a complete copy" not in hint
     assert (
         ascii("img/кот.png") in hint
         and ascii("кот.png".encode("cp866").decode("cp437"))[1:-1] in hint
@@ -98,7 +98,7 @@ def test_missing_images_are_reported_as_an_incomplete_copy(user_dir: Path, mmf_p
     del files["img/a.png"]
     with pytest.raises(DatasetError) as caught:
         convert(write_tree(files, user_dir / "a"), mmf_paths)
-    assert "get a complete copy" in str(caught.value.hint)
+    assert "use a complete copy" in str(caught.value.hint)
 
 
 def test_missing_image_is_named_as_in_the_csv_file(user_dir: Path, mmf_paths: MmfPaths) -> None:

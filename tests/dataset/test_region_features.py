@@ -84,7 +84,7 @@ def test_features_from_another_source_are_replaced_only_with_force(
 
 def test_missing_archive_is_reported_before_existing_features(user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree({"detectron.lmdb/data.mdb": b"other"}, mmf_paths.dataset.features)
-    with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: no such file"):
+    with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: file or folder not found"):
         extract_features(user_dir / "typo.tar.gz", mmf_paths, version=None)
 
 

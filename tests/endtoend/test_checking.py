@@ -236,7 +236,7 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
     assert tool.run_for_exit_code("check", run.id, "-o", str(out)) == 2
     assert "already exists" in tool.errors
     assert tool.run_for_exit_code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
-    assert "folder does not exist" in tool.errors
+    assert "folder not found" in tool.errors
     assert tool.run_for_exit_code("check") == 0, "a warning is no error"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "finding"]
@@ -255,7 +255,7 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults, monkeyp
         somebody.waits_for(at.exists)
         somebody.process.send_signal(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing is kept" in somebody.read
+    assert "nothing was saved" in somebody.read
     assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]
 
 

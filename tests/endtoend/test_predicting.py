@@ -138,7 +138,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert tool.run_for_exit_code("predict", "n1", "--ensemble", "mean") == 2
     assert "at least two members" in tool.errors
     assert tool.run_for_exit_code("predict", "n1", "--split", "test") == 3
-    assert "use one of: train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
+    assert "choose one of train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
 
 
 def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: Tool) -> None:

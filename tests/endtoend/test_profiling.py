@@ -91,7 +91,7 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults) -> None
         somebody.reads("stopping…")
         Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing is kept" in somebody.read
+    assert "nothing was saved" in somebody.read
     assert not tool.save_dir.exists()
 
 

@@ -53,7 +53,7 @@ def test_dead_process_is_distinguished_from_unusable_model(
 ) -> None:
     command = [sys.executable, "-c", f"import os, sys; {script}"]
     monkeypatch.setattr(exported_model, "module_command", lambda *_: command)
-    with pytest.raises(TrainingError, match=r"run\.py ended unexpectedly \(code [34]\)"):
+    with pytest.raises(TrainingError, match=r"run\.py exited unexpectedly \(code [34]\)"):
         exported_model.run_model(tmp_path, ROWS, tmp_path)
 
 

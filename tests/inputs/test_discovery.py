@@ -126,7 +126,7 @@ def test_unknown_zoo_key_is_reported_with_the_file_of_valid_keys(mmf_root: Path,
     weights = needs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
     error = weights.unrepairable_error(weights.verify())
     assert "weights no.such.key: missing" in str(error)
-    assert "no.such.key, neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
+    assert "no.such.key, which is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
 
 
 def test_many_comma_separated_paths_are_split(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_torchvision_weights_are_fetched_into_its_cache(zoo: Zoo, user_dir: Path
 
 @pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
 def test_nonexistent_source_is_refused(where: str) -> None:
-    with pytest.raises(UsageError, match="no such file or folder"):
+    with pytest.raises(UsageError, match="file or folder not found"):
         Mirror.from_source(where)
 
 
@@ -186,7 +186,7 @@ def test_read_only_folder_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
     write_tree({**FC7_FILES, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     remount(small_disk, "ro")
     status = zoo.fc7.verify()
-    assert (status.state, status.verified_against) == ("recorded", "nothing: its folder is not writable")
+    assert (status.state, status.verified_against) == ("recorded", "nothing (folder not writable)")
     with pytest.raises(OSError) as raised:
         fetch(zoo, zoo.features)
     assert raised.value.errno == errno.EROFS

@@ -91,7 +91,7 @@ def test_foreign_checkpoint_is_skipped_but_unrecorded_own_one_is_used(
     assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == ["best.ckpt"]
     with pytest.raises(CheckpointError, match=r"best\.ckpt: intact, but not written") as refused:
         checkpoints.require_no_foreign_best(run)
-    assert refused.value.hint == "move it away; the next validation saves a new one"
+    assert refused.value.hint == "move the file away; the next validation saves a new one"
     assert checkpoints.can_resume(run)
     current.unlink()
     assert not checkpoints.can_resume(run)

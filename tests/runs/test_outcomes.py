@@ -163,4 +163,4 @@ def test_hint_names_output_location_by_task(tmp_path: Path) -> None:
     request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
     assert outcome_error(end, request).hint == f"see {request.log} for the full output"
     assert outcome_error(end, replace(request, task=CheckTask())).hint == "run `mmfw train` to keep the full output"
-    assert outcome_error(end, request, "it printed nothing").hint == "it printed nothing"
+    assert outcome_error(end, request, "the process printed nothing").hint == "the process printed nothing"

@@ -54,7 +54,7 @@ def test_folder_with_name_of_checkpoint_is_rejected(run: Run, mmfw: MmfwRunner, 
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
     folder = run.checkpoints / name
     folder.mkdir(parents=True)
-    assert f"{folder}: not a file but a folder" in mmfw("train", "--resume", run.path, code=3)
+    assert f"{folder}: is a folder, not a file" in mmfw("train", "--resume", run.path, code=3)
     assert f"{folder}: is a folder" in mmfw("predict", "--checkpoint", folder, run.path, code=3)
 
 
@@ -75,7 +75,7 @@ def test_damaged_checkpoint_and_missing_split_are_errors(run: Run, mmfw: MmfwRun
     words = ("predict", "--save-dir", run.path.parents[1])
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--split", "test_seen", code=3)
-    assert "no such split" in error and "train, dev, test" in error
+    assert "no split named" in error and "train, dev, test" in error
     (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
     assert "best.ckpt: truncated" in mmfw(*words, code=3)
 

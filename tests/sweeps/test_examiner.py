@@ -223,7 +223,7 @@ def test_error_for_invalid_parameters_names_the_file(output: Path, content: str)
 
 
 def test_missing_folder_and_invalid_regex_are_errors(output: Path) -> None:
-    with pytest.raises(UsageError, match="folder does not exist"):
+    with pytest.raises(UsageError, match="folder not found"):
         Examiner().exam(output / "nowhere")
     with pytest.raises(UsageError, match="regular expression '\\*'"):
         Examiner().exam(output, regex="*")
@@ -232,6 +232,6 @@ def test_missing_folder_and_invalid_regex_are_errors(output: Path) -> None:
 def test_missing_pandas_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Examiner().table().empty
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MmfEnvironmentError, match="pandas cannot be found") as caught:
+    with pytest.raises(MmfEnvironmentError, match=r"not installed in .*: pandas") as caught:
         Examiner().table()
     assert "[notebook]" in str(caught.value.hint)

@@ -126,7 +126,7 @@ def test_data_rejected_by_a_stub_is_an_error_and_sent_later(
     stub.dropped_actions |= {"events.add_batch"} if refused == "dropped" else set()
     error = push(world, code=6)
     passes = refused in ("files", "dropped")  # the file server returns 500
-    later = "again later" if passes else "again once this is fixed"
+    later = "again later" if passes else "again after fixing the problem"
     assert later in error and ("does not answer" in error) == (refused == "dropped")
     stub.refused_actions.clear()
     stub.dropped_actions.clear()

@@ -92,9 +92,9 @@ def test_foreign_dataset_in_a_stub_is_converted(stub: ClearMLStub, user_dir: Pat
 
 
 def test_dataset_missing_in_a_stub_and_offline_mode_are_usage_errors(stub: ClearMLStub) -> None:
-    assert "nope: no such ClearML dataset" in run("convert", "--clearml-dataset", "nope", code=2)
+    assert "no ClearML dataset with the ID nope" in run("convert", "--clearml-dataset", "nope", code=2)
     task = stub._tasks_create(name="a run")["id"]
-    assert "no such ClearML dataset" in run("convert", "--clearml-dataset", task, code=2)
+    assert "no ClearML dataset with the ID" in run("convert", "--clearml-dataset", task, code=2)
     assert "offline" in run("convert", "--clearml-dataset", "nope", code=2, CLEARML_OFFLINE_MODE="1")
     assert "only one of" in run("convert", "x.zip", "--clearml-dataset", "nope", code=2)
 

@@ -80,12 +80,12 @@ def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
         (mmfw_home / source).parent.mkdir()
         (mmfw_home / source).write_text("[default]\nmode = disabled\n", encoding="utf-8")
     _, notes = push(world, "--to", "wandb", code=2)
-    assert "nothing is sent" in notes and "WANDB_MODE=online" in notes
+    assert "nothing is uploaded" in notes and "WANDB_MODE=online" in notes
     assert load_upload_states(run) == [] and not run.tracking.exists()
     assert run_follower("wandb", run).returncode == 3
     assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
-    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "the training starts anyway"
+    assert "nothing is uploaded" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "the training starts anyway"
 
 
 @needs_clearml

@@ -163,7 +163,7 @@ class TestGithub:
 
         monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
-            with pytest.raises(MmfEnvironmentError, match="cannot be written to: Read-only") as raised:
+            with pytest.raises(MmfEnvironmentError, match=r"not writable \(Read-only") as raised:
                 install(github_archive(server.url))
             assert server.requests == []
         assert "MMFW_HOME" in (raised.value.hint or "")
@@ -314,7 +314,7 @@ def test_missing_packages_are_named_with_a_hint(user_dir: Path, monkeypatch: pyt
     (user_dir / "PIL/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     require_packages("pillow", "click")
-    with pytest.raises(MmfEnvironmentError, match="no-such and no_such cannot be found") as raised:
+    with pytest.raises(MmfEnvironmentError, match=r": no-such, no_such$") as raised:
         require_packages("click", "no-such", "no_such")
     assert "[train]" in (raised.value.hint or "")
 

@@ -177,7 +177,7 @@ def write_comparison_page(
     """
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
-        raise UsageError("a run cannot be compared with itself", hint="give at least two different runs")
+        raise UsageError("a run cannot be compared with itself", hint="pass at least two different runs")
     records = [RunRecord.read(run) for run in runs]
     chosen_split = split or common_split(record.scores.newest_by_split for record in records)
     scored = [(record, load_best_scored_split(record, chosen_split, data_dir)) for record in records]
