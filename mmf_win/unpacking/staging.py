@@ -289,7 +289,7 @@ def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-
     free = free_space(folder)
     if free is None:
         raise UsageError(
-            f"{folder}: drive {folder.anchor} does not exist", hint=f"choose another folder with {folder_option}"
+            f"{folder}: drive {folder.anchor} not found", hint=f"choose another folder with {folder_option}"
         )
     if free < needed_bytes + _RESERVE_BYTES:
         needed = format_size(needed_bytes + _RESERVE_BYTES)

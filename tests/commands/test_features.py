@@ -96,7 +96,7 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> I
 def test_files_unpacked_by_mmf_are_repaired_without_a_preset_name(shop: Shop, mmfw: MmfwRunner) -> None:
     zoo.unpack_like_mmf(zoo.Zoo(shop.server, shop.places))
     where = ("features", "--data-dir", str(shop.places.data_dir))
-    assert "MMF unpacked features.tar.gz here" in mmfw("verify", *where, code=3)
+    assert "unpacked from features.tar.gz by MMF" in mmfw("verify", *where, code=3)
     mmfw("repair", *where)
     assert mmfw.json("verify", *where)[0]["against"] == "the published archive features.tar.gz"
 

@@ -81,7 +81,7 @@ def test_printed_command_rebuilds_a_damaged_lmdb(user_dir: Path, data: Path, mmf
     advice = rebuild_features_hint(lmdb)
     assert advice in mmfw.err and "mmfw repair" not in mmfw.err
     assert advice in mmfw("repair", "visual_bert", *where, *save, code=3)
-    mmfw(*split_command(advice.strip("`"))[1:])
+    mmfw(*split_command(advice.removeprefix("run ").strip("`"))[1:])
     assert set(feature_files.read_records(lmdb)) == {"1", "2"}
 
 

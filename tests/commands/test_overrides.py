@@ -53,7 +53,7 @@ def test_repeated_override_is_reported_with_the_value_that_is_used(caplog: pytes
 def test_override_of_the_optimizer_is_rejected_when_resuming(word: str) -> None:
     with pytest.raises(UsageError) as caught:
         require_optimizer_kept(["training.num_workers=2", word])
-    reset = str(caught.value.hint).split()[0]
+    reset = str(caught.value.hint).split()[1]
     for typed in (reset, reset.replace("True", "true")):
         require_optimizer_kept([word, typed])
     require_optimizer_kept(["training.num_workers=2"])

@@ -132,7 +132,7 @@ def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
     before = read_tree(features)
     mmfw("features", "extract", archive, "--force", code=3)
-    assert f"{archive}: rejected" in mmfw.err and "somebody you trust" in mmfw.err
+    assert f"{archive}: rejected" in mmfw.err and "a source that you trust" in mmfw.err
     assert read_tree(features) == before
     assert states(verified(mmfw, "features"))["region features"] == "intact"
 

@@ -103,7 +103,7 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
 
     shop.server.files.clear()  # from here on, nothing can be downloaded
     assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES) == 3
-    assert "MMF unpacked features.tar.gz here" in shop.tool.errors
+    assert "unpacked from features.tar.gz by MMF" in shop.tool.errors
     assert "mmfw repair" in shop.tool.errors
     assert not shop.tool.save_dir.exists(), "there is a run"
 
