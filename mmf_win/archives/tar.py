@@ -211,12 +211,12 @@ class _LimitedTarInfo(tarfile.TarInfo):
         """Check the limits before tarfile reads a member; subclasses are meant to override this method."""
         if self.type in _EXTENSION_HEADER_TYPES:
             if self.size > _MAX_HEADER_BYTES:
-                raise tarfile.ReadError(f"header too large ({self.size} bytes)")
+                raise tarfile.ReadError(f"extension header too large ({self.size} bytes)")
             tar.header_bytes += self.size
             if tar.header_bytes > _MAX_ALL_HEADERS_BYTES:
-                raise tarfile.ReadError(f"headers too large ({tar.header_bytes} bytes in total)")
+                raise tarfile.ReadError(f"extension headers too large ({tar.header_bytes} bytes in total)")
         if len(tar.pax_headers) > _MAX_PAX_KEYWORDS:  # tarfile copies them for each member
-            raise tarfile.ReadError(f"too many header keywords ({len(tar.pax_headers)})")
+            raise tarfile.ReadError(f"too many entries in pax headers ({len(tar.pax_headers)})")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
     def _proc_sparse(self: Any, tar: Any) -> Any:

@@ -195,7 +195,10 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
 
     print_status("Hateful Memes may be used only by people who have accepted its licence.")
     if not options.confirm("has everyone who can read this project in ClearML accepted the licence?", yes):
-        raise UsageError("dataset not registered", hint="read the licence of Hateful Memes first")
+        raise UsageError(
+            "dataset not registered, because acceptance of its licence was not confirmed",
+            hint="run the command again when everyone who can read the project has accepted the licence",
+        )
     dataset_id = clearml_datasets.register_dataset(name, MmfPaths.resolve(data_dir).dataset)
     if as_json:
         print_json({"id": dataset_id})

@@ -185,7 +185,8 @@ def read_table(path: Path) -> list[dict[str, Any]]:
             rows = list(csv.DictReader(file, names, delimiter=delimiter))
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or None in row:
-            raise ValueError(f"row {number} is not an object or has more values than columns")
+            problem = "has more values than columns" if isinstance(row, dict) else "is not a JSON object"
+            raise ValueError(f"row {number} {problem}")
         row["id"] = number if row.get("id") in (None, "") else row["id"]
         row["img"] = row.get("img") or row.get("image")
         row |= {key: path.parent / row[key] if row.get(key) else None for key in ("img", "features")}

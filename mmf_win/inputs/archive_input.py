@@ -73,8 +73,8 @@ class ArchiveInput(InputFiles):
         manifest, entry = Manifest.load(self.folder), self.entry
         source = manifest.source if manifest and manifest.hash_origin == "published" else None
         if source and entry and entry.sha256 not in (None, source.sha256):
-            expected = f"but the installed MMF needs {entry.file_name}"
-            raise DataError(f"{self.folder}: unpacked from {source.name}, {expected}")
+            problem = f"unpacked from {source.name}, but the installed MMF needs {entry.file_name}"
+            raise DataError(f"{self.folder}: {problem}")
         return manifest
 
     def _verified_against(self, _files: Iterable[Path], manifest: Manifest) -> str:
@@ -112,9 +112,9 @@ class ArchiveInput(InputFiles):
             with suppress(OSError), file_lock(self.folder / LOCK_NAME):
                 raise DataError(message)
         if self.entry and (version := read_built_version(self.entry.marker)) not in (None, self.entry.version):
-            unpacked_version = f"version {version} according to {self.entry.marker.name}"
-            expected = f"but the installed MMF needs {self.entry.version}"
-            raise DataError(f"{self.folder}: {unpacked_version}, {expected}")
+            found = f"contains version {version} according to {self.entry.marker.name}"
+            problem = f"{found}, but the installed MMF needs version {self.entry.version}"
+            raise DataError(f"{self.folder}: {problem}")
         self._require_structure(files)
 
     def _require_structure(self, files: Sequence[Path]) -> None:

@@ -54,9 +54,8 @@ def attach_teacher(
 
     settings = request.mmfw_settings
     if settings.teacher is None:
-        raise UsageError(
-            "--teacher-weight requires --teacher FILE", hint="add --teacher FILE, or remove --teacher-weight"
-        )
+        hint = "add --teacher FILE, or remove --teacher-weight"
+        raise UsageError("--teacher-weight requires --teacher FILE", hint=hint)
     _require_loss(request.model, config["model"])
     path = Path(OmegaConf.create([settings.teacher])[0])  # the stored path is escaped
     train = inputs.splits_read.get("train", {})  # empty if there are several annotation files
@@ -85,7 +84,8 @@ def attach_teacher(
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("%s: predicted from another version of %s, which has the same ids", path, split)
     if train and _is_trained_on(record, train["sha256"]):
-        _log.warning("%s: the teacher was trained on these rows, so it is overconfident on them", path)
+        message = "%s: predictions are overconfident, because the teacher was trained on the same memes"
+        _log.warning(f"{message}; use a teacher that was trained on other memes", path)
     weight = settings.teacher_weight or _DEFAULT_WEIGHT
     request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(

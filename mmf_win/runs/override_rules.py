@@ -43,14 +43,14 @@ _RESUME_HINTS = dict.fromkeys(
 )
 _PREDICTION_HINTS = {
     ANNOTATIONS_KEY: "use --split NAME for a split, or --memes FILE for your own memes",
-    "run_type": "remove it; `mmfw predict` only predicts",
+    "run_type": "remove this key; `mmfw predict` only predicts",
     **dict.fromkeys(
         ("optimizer", "scheduler", "training.max_updates", "training.max_epochs", "training.early_stop"),
-        "remove it; it only affects training",
+        "remove this key; it only affects training",
     ),
-    "evaluation.predict": "remove it; `mmfw predict` always predicts",
-    "evaluation.predict_file_format": "remove it; predictions are written as CSV",
-    "evaluation.reporter": "remove it; predictions are written as CSV",
+    "evaluation.predict": "remove this key; `mmfw predict` always predicts",
+    "evaluation.predict_file_format": "remove this key; predictions are written as CSV",
+    "evaluation.reporter": "remove this key; predictions are written as CSV",
     "checkpoint": "use --checkpoint best, last or PATH",
 }
 _OPTIMIZER_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")

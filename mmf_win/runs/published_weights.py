@@ -144,7 +144,7 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
         preset = request.preset_file or request.preset
         train = format_command("mmfw", "train", preset, "--init", checkpoint or "published")
         message = f"run {run.id} cannot be resumed: it has published weights and was never trained"
-        raise UsageError(message, hint=f"train from them with `{train}`")
+        raise UsageError(message, hint=f"start a new run from these weights with `{train}`")
 
 
 def _find_existing_run(save_dir: Path, name: str, request: RunRequest) -> Run | None:

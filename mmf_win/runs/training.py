@@ -194,7 +194,7 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int 
         return
     if (progress := read_checkpoint_progress(checkpoint)) is not None and progress.has_state:
         message = f"{seed_arguments[0]} has no effect: the random state comes from {checkpoint}"
-        raise UsageError(message, hint="remove it")
+        raise UsageError(message, hint=f"remove {seed_arguments[0]}")
 
 
 def _request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:

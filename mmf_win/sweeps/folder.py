@@ -256,7 +256,7 @@ def remove_sweep(sweep: SweepFolder) -> None:
         if not (path.name.startswith(names) or task.param.is_file() or task.lock.is_file()):
             raise UsageError(f"{path} does not belong to the sweep", hint="move it out of the folder")
         if task.lock.is_file() and is_locked(task.lock):
-            raise InUseError(f"{path} is running")
+            raise InUseError(f"{path}: the task is running")
     for run in list_runs(sweep.path):
         require_unused(run)
     discard_folder(sweep.path, SPECIFICATION_FILE)

@@ -88,7 +88,7 @@ class ClearMLTracker(Tracker):
         events = [_scalar_event(self._task_id, point) for point in points]
         for answer in self._session.send_request_batch("events", "add_batch", _API_VERSION, json=events):
             if errors := _answer_data(answer).get("errors_info"):
-                raise RuntimeError(f"ClearML rejected points: {errors}")
+                raise RuntimeError(f"ClearML rejected metric values: {errors}")
 
     def log_artifact(self, path: Path, folder: str) -> None:
         from clearml import StorageManager

@@ -25,17 +25,17 @@ _PRESET_HINT = "choose a preset instead; `mmfw train --list` shows them"
 RESERVED_KEYS = {
     "config": _PRESET_HINT,
     "model": _PRESET_HINT,
-    "dataset": "remove it; mmfw supports only Hateful Memes",
-    "datasets": "remove it; mmfw supports only Hateful Memes",
+    "dataset": "remove this key; mmfw supports only Hateful Memes",
+    "datasets": "remove this key; mmfw supports only Hateful Memes",
     "dataset_config.hateful_memes.data_dir": "use --data-dir",
     "env.cache_dir": "set the environment variable MMF_CACHE_DIR",
     "env.save_dir": "use --save-dir; each run has its own folder in it",
     "env.data_dir": "use --data-dir",
-    "env.report_dir": "remove it; reports are saved in the run's folder",
-    "training.trainer": "remove it; mmfw uses its own trainer",
+    "env.report_dir": "remove this key; reports are saved in the run's folder",
+    "training.trainer": "remove this key; mmfw uses its own trainer",
     "training.callbacks": "set it in a preset, where mmfw adds its own callbacks",
-    "training.exit_on_nan_losses": "remove it; a NaN loss always ends the run",
-    "trainer": "remove it; it is only used by PyTorch Lightning, which mmfw does not support",
+    "training.exit_on_nan_losses": "remove this key; a NaN loss always ends the run",
+    "trainer": "remove this key; it is only used by PyTorch Lightning, which mmfw does not support",
     "mmfw.teacher": "use `mmfw train --teacher FILE`",
     "mmfw.teacher_weight": "use `mmfw train --teacher-weight SHARE`",
     "checkpoint.max_to_keep": "use `mmfw train --keep-checkpoints N`",
@@ -195,9 +195,9 @@ def _require_valid_value(key: str, current: Any, value: Any) -> None:
     if isinstance(current, list) and not isinstance(value, list) and not is_path:
         raise UsageError(f"{key}: expected a list, got {value!r}", hint=f"write [{value!r}]")
     if isinstance(current, bool) and value not in (0, 1):
-        raise UsageError(f"{key}: expected true or false, got {value!r}", hint=f"use a value such as {current}")
+        raise UsageError(f"{key}: expected true or false, got {value!r}", hint=f"write {key}=true or {key}=false")
     if _is_number(current) and not _is_number(value):
-        raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"use a value such as {current}")
+        raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"write {key}=NUMBER; it is now {current}")
     if key == _BETAS_KEY and not (isinstance(value, list) and len(value) == 2):
         raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=f"write {key}=[0.9,0.999]")
     for number in value if key == _BETAS_KEY else [value]:

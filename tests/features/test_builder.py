@@ -136,7 +136,7 @@ def test_other_functions_of_numpy_are_not_called(name: str, user_dir: Path) -> N
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (b"-" * 9000 + b"1", "header cannot be read"),
+        (b"-" * 9000 + b"1", "the .npy header is nested too deeply"),
         (b" " * 60_000, "is large and may not be safe to load securely"),
         (b"{'descr': '|O', 'fortran_order': False, 'shape': ()}", "at position 0"),
     ],
