@@ -225,9 +225,17 @@ def read_tail(path: Path, length: int) -> bytes:
 
 
 def iter_files(folder: Path, excluded_dirs: Collection[Path] = ()) -> Iterator[Path]:
-    """Yield all files below a folder in order, except those in ``excluded_dirs``.
+    """Yield all files below a folder, in each folder first its files and then those of its subfolders.
 
-    Links are followed; broken links are skipped.
+    Files and subfolders are sorted by name. Links are followed, but each folder is read only once; broken links
+    are skipped.
+
+    Args:
+        folder: Folder to search.
+        excluded_dirs: Folders that are skipped with everything below them.
+
+    Yields:
+        The path of each file, which begins with ``folder``.
 
     Raises:
         OSError: A folder cannot be read.

@@ -150,7 +150,10 @@ class SevenZipArchive(Archive):
 
 
 def _take_bytes(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the blocks of the next ``size`` bytes; members end at block boundaries."""
+    """Yield the next blocks until they contain ``size`` bytes, or until there are no more blocks.
+
+    Blocks need not be split, because the decoder begins a new block with each member.
+    """
     while size > 0 and (block := next(blocks, None)) is not None:
         size -= len(block)
         yield block

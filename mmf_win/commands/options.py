@@ -32,7 +32,10 @@ EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
-    """Return the completions of a candidate of :func:`make_completer`; runs include unreadable ones."""
+    """Return the words that a candidate of :func:`make_completer` stands for.
+
+    Unreadable runs are included.
+    """
     # Imported only for completion: no other command needs all of these modules.
     if candidate == "PRESET":
         from mmf_win.runs import presets
@@ -50,8 +53,9 @@ def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter
     """Return a ``shell_complete`` callback that offers candidates, or files if none matches.
 
     Args:
-        candidates: Literal words, or ``PRESET``, ``RUN`` or ``SPLIT`` for all existing ones, in the folders
-            given earlier on the command line or the default folders.
+        candidates: Words to offer. ``PRESET``, ``RUN`` and ``SPLIT`` stand for the names of all presets, runs
+            or splits. Runs and splits are searched for in the folders given by ``--save-dir`` and ``--data-dir``,
+            or in the default folders if these options do not precede the incomplete word.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

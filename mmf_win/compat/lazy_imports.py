@@ -36,15 +36,17 @@ def _import_and_call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def defer_import(importer: str, module: str, names: str = "") -> Edit:
-    """Return an edit that makes a module import names from a lazy module in ``sys.modules``.
+    """Delay an import statement of a module until one of the imported names is called.
+
+    Registers a :class:`LazyModule` in ``sys.modules`` at once. The edit makes the statement import from it.
 
     Args:
-        importer: Module with the statement ``from module import names``.
-        module: Imported module, absolute or relative, as written in the statement.
-        names: First characters of the names, to distinguish several such statements.
+        importer: Module that contains the statement ``from module import names``.
+        module: The imported module, absolute or relative, as written in the statement.
+        names: First characters of ``names``; by default, all imports from ``module`` are delayed.
 
     Returns:
-        The edit of the importer.
+        The edit of the statement.
     """
     real = resolve_name(module, importer.rpartition(".")[0])
     lazy = f"{__name__}.{real}"

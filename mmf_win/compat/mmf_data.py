@@ -107,7 +107,10 @@ def _restrict_lmdb_loader(module: ModuleType) -> None:
 
 
 def _restrict_loaders(module: Any) -> None:
-    """Replace ``pickle`` and ``numpy.load`` in a module of MMF with safe versions."""
+    """Make a module of MMF read pickles and ``.npy`` files with mmfw's loaders, which run no code.
+
+    Only the module's own names ``pickle`` and ``np`` are replaced (see :mod:`mmf_win.features.safe_pickle`).
+    """
 
     def load_file(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
         path = Path(getattr(file, "name", file))

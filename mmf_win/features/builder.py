@@ -42,11 +42,13 @@ def build_lmdb(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
         folders: Folders with feature files, which are searched recursively.
 
     Returns:
-        ``keys``: the keys of the LMDB. ``numbers``: the size of a region's feature vector. ``regions``: the
-        smallest and the largest number of regions. ``without_info``: the keys without an info file.
+        A dictionary with ``keys``, the keys of the LMDB; ``numbers``, the length of a region's feature vector;
+        ``regions``, the smallest and the largest number of regions of an image; and ``without_info``, the keys
+        of images without an info file.
 
     Raises:
-        DatasetError: A file cannot be used or comes from another detector; nothing was written.
+        DatasetError: A file cannot be used, or the feature vectors of two files differ in length, because
+            different detectors extracted them; nothing was written.
         ResourceError: There is not enough disk space; nothing was written.
     """
     pairs = find_feature_files(folders)

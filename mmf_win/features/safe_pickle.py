@@ -80,7 +80,11 @@ class _PickleFile(io.BytesIO):
 
 
 class _SafeUnpickler(_PythonUnpickler):  # type: ignore[misc]
-    """Unpickler for one pickle; the bytes of its arrays plus the number of its values are limited."""
+    """Unpickler for one pickle, with a limit for the bytes of its arrays plus the number of its values.
+
+    Each ``load_...`` method executes one instruction of the pickle. It raises an error if numpy would not write
+    this instruction.
+    """
 
     def __init__(self, file: _PickleFile, budget: int) -> None:
         super().__init__(file)
@@ -116,22 +120,22 @@ class _SafeUnpickler(_PythonUnpickler):  # type: ignore[misc]
         self.append(bytearray(self.read(size)))
 
     def load_setitem(self) -> None:
-        """Set an item of a dictionary."""
+        """Set an item of a dictionary; raise an error if the key is not a string."""
         _require_text_keys(self.stack[-3], self.stack[-2:-1])
         super().load_setitem()
 
     def load_setitems(self) -> None:
-        """Set items of a dictionary."""
+        """Set items of a dictionary; raise an error if a key is not a string."""
         _require_text_keys(self.metastack[-1][-1], self.stack[::2])
         super().load_setitems()
 
     def load_dict(self) -> None:
-        """Push a dictionary."""
+        """Push a dictionary of the items on the stack; raise an error if a key is not a string."""
         _require_text_keys({}, self.stack[::2])
         super().load_dict()
 
     def load_reduce(self) -> None:
-        """Push the result of a call that numpy writes into its pickles."""
+        """Push the result of a call; raise an error if numpy would not write this call."""
         arguments, name = self.stack.pop(), self.stack.pop()
         match type(name) is _GlobalName and name, arguments:
             case "encode", (str(text), "latin1"):
@@ -154,7 +158,7 @@ class _SafeUnpickler(_PythonUnpickler):  # type: ignore[misc]
         self.append(value)
 
     def load_build(self) -> None:
-        """Set the state of a dtype or an array if numpy could have written it."""
+        """Set the state of a dtype or an array; raise an error if numpy would not write this state."""
         import numpy as np
 
         state, target = self.stack.pop(), self.stack[-1]
@@ -298,7 +302,7 @@ def load_npy(content: bytes) -> Any:
     try:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except (MemoryError, RecursionError):  # raised by Python's parser for deeply nested expressions
-        raise ValueError("header cannot be read") from None
+        raise ValueError("the .npy header is nested too deeply") from None
     if dtype.hasobject:
         if not isinstance(array := load_pickle(file.read()), np.ndarray):
             raise ValueError(f"contains {type(array).__name__} instead of an array")
@@ -314,7 +318,7 @@ def require_features(record: Any) -> Any:
     if isinstance(features, np.ndarray) and features.dtype == "O":  # of other datasets; see load_npy
         features = next((features.item()[name] for name in _FEATURE_KEYS if name in features.item()), None)
     if not isinstance(features, np.ndarray) or features.ndim < 2 or features.dtype.kind not in "biuf":
-        raise ValueError("has no features (an array of numbers, regions × numbers)")
+        raise ValueError("has no features (an array of numbers, one row per region)")
     return record
 
 

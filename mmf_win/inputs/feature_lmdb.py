@@ -77,14 +77,15 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force
         force: Replace an existing LMDB.
 
     Returns:
-        The ``lmdb``; the number of ``images``; the number of ``numbers`` per region; the smallest and the
-        largest number of ``regions`` of an image; the images ``without_info``; and for each of the
-        ``splits``, the number of ``rows`` and the number of rows ``with_features``.
+        A dictionary with ``lmdb``, its path; ``images``, their number; ``numbers``, the length of a region's
+        feature vector; ``regions``, the smallest and the largest number of regions of an image;
+        ``without_info``, the images without an info file; and ``splits``, which maps each split to the number
+        of its ``rows`` and the number of its rows ``with_features``.
 
     Raises:
         DatasetError: A file cannot be used, or the LMDB already exists; nothing was changed.
         ResourceError: There is not enough disk space; nothing was changed.
-        UsageError: The LMDB's folder also contains files with a manifest of their own.
+        UsageError: The manifest of the LMDB's parent folder lists other files, too.
         MmfEnvironmentError: lmdb or numpy is not installed.
     """
     require_packages("lmdb", "numpy")
@@ -110,16 +111,16 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force
 
 
 def _require_free_path(lmdb: Path, force: bool) -> None:
-    """Refuse a path with existing features or in a folder with other files.
+    """Check that an LMDB can be created, and that the manifest of its parent folder lists no other files.
 
     Raises:
-        UsageError: The folder contains files with a manifest of their own.
+        UsageError: The manifest lists other files.
         DatasetError: The LMDB already exists, and ``force`` is False.
     """
     manifest = load_intact_manifest(lmdb.parent) if force else Manifest.load(lmdb.parent)
     if manifest and (other_files := manifest.files.keys() - {f"{lmdb.name}/{_LMDB_DATA}"}):
-        message = f"{lmdb.parent}: contains other files with their own manifest ({min(other_files)})"
-        raise UsageError(message, hint="choose an LMDB in another folder")
+        message = f"{lmdb.parent}: the manifest of this folder lists other files ({min(other_files)})"
+        raise UsageError(message, hint="create the LMDB in another folder")
     if (lmdb / _LMDB_DATA).exists() and not force:
         message = f"{lmdb}: region features already exist"
         raise DatasetError(message, hint="replace them with --force, or choose another --data-dir")
@@ -214,7 +215,13 @@ def _stem(image: str) -> str:
 
 
 def rebuild_features_hint(lmdb: Path) -> str:
-    """Return how to repair an LMDB from its archive, or how to build or unpack one."""
+    """Return the hint for a missing or damaged LMDB.
+
+    Returns:
+        If the LMDB comes from an archive, the command that repairs it. If it was built from known folders, the
+        command that builds it again. Otherwise, the commands that build one from ``.npy`` files or, if it is the
+        dataset's own LMDB, unpack one from an archive.
+    """
     features = lmdb.parent
     manifest = load_intact_manifest(features)
     data_dir_args = _data_dir_arguments(features)

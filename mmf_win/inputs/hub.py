@@ -277,7 +277,10 @@ def _hub_cache_dir() -> Path:
 
 
 def _is_offline() -> bool:
-    """Return whether the environment disables downloads of transformers (huggingface_hub.constants)."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE disables downloads.
+
+    The variables are interpreted like in ``huggingface_hub.constants``.
+    """
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in {"1", "ON", "YES", "TRUE"}
 
@@ -295,10 +298,15 @@ def _list_model_files(folder: Path, *, weights: Sequence[str]) -> list[Path]:
 
 
 def _link_to_blob(path: Path, etag: str | None) -> None:
-    """Create the hard link between a downloaded file and its blob on systems without symbolic links.
+    """Link a downloaded file and its blob to each other if the cache has no symbolic links.
 
-    If the file existed before, it still has the old content: huggingface_hub replaces only links, and leaves
-    the download among the blobs, under the hash in ``etag``.
+    huggingface_hub moves a new file to ``path``; then the blob is created as a hard link to it. If ``path``
+    already existed, huggingface_hub keeps the old file and leaves the download as the blob; then the old file
+    is replaced with a hard link to the blob, or a copy of it.
+
+    Args:
+        path: Path of the file in the snapshot.
+        etag: ETag of the download. If it is a hash, it is the name of the blob; otherwise nothing happens.
     """
     if etag is None or not BLOB_NAME.fullmatch(etag):
         return

@@ -150,7 +150,7 @@ class Run:
         return next((folder.outcome_file for folder in trainings), self.legacy_outcome_file)
 
     def save_request(self, request: RunRequest) -> None:
-        """Save the run request without the settings that apply only to the start."""
+        """Save the run request without the settings that choose the checkpoint to start from."""
         write_json(self.request_file, asdict(replace(request, settings=drop_start_settings(request.settings))))
 
     def creation_time(self) -> tuple[float, bool] | None:

@@ -124,7 +124,7 @@ class RunRecord:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Summary of the run alone; ``differs`` contains all user settings."""
+        """Summary that compares the run with no other run, so ``differs`` lists all its user settings."""
         return _summarize_records([self])[self.run]
 
 
@@ -168,7 +168,10 @@ def training_progress(events: Sequence[Event]) -> tuple[int | None, int | None]:
 
 
 def _summarize_records(records: Sequence[RunRecord]) -> dict[Run, RunSummary]:
-    """Summarize runs with the test scores of one common split and only the settings that differ."""
+    """Return a summary of each run; all test scores in them are scores of the same split.
+
+    If there are several runs, ``differs`` omits the user settings that all of them share.
+    """
     split = common_split(filter(is_test_split, record.scores.scored_by_split) for record in records)
     settings = [_format_user_settings(record.request) for record in records]
     common = set.intersection(*map(set, settings)) if len(records) > 1 else set()

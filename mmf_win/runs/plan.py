@@ -85,7 +85,9 @@ def plan_training(job: RunJob) -> Plan:
         The plan.
 
     Raises:
-        UsageError: The configuration cannot be composed (see :func:`plan_attempt`).
+        UsageError: MMF lacks the preset's configuration, or the configuration cannot be composed (see
+            :func:`plan_attempt`).
+        MmfEnvironmentError: MMF is missing or cannot be used.
         DataError: The user code is not trusted.
     """
     options, mmf, process_fields = job.options, require_mmf_for(job.request), plan_processes(job.options)
@@ -128,7 +130,9 @@ def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, fea
         The plan.
 
     Raises:
-        UsageError: The configuration cannot be composed (see :func:`plan_attempt`).
+        UsageError: MMF lacks the preset's configuration, or the configuration cannot be composed (see
+            :func:`plan_attempt`).
+        MmfEnvironmentError: MMF is missing or cannot be used.
         DataError: The user code is not trusted.
     """
     mmf, request = require_mmf_for(job.request), job.request.merged_with(job.options.settings)

@@ -84,7 +84,10 @@ def predict_target(  # noqa: PLR0913 - the interface that an exported model shar
 
 
 def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[float]:
-    """Return the probabilities that MMF wrote; raise an error if they do not match the rows."""
+    """Return the probabilities that MMF wrote for the rows of the target.
+
+    If they do not match the rows, record that as the outcome of the attempt and raise a DataError.
+    """
     try:
         return read_mmf_probabilities(attempt.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as error:

@@ -14,7 +14,7 @@ from mmf_win.records import convert_to
 from mmf_win.upstream.config import MMFW_GROUP, ConfigSpec, Settings, merge_settings, set_nested_value
 from mmf_win.upstream.overrides import escape_interpolation, iter_leaves
 
-# Settings of the start; they must not affect where a run resumes.
+# Keys of ``checkpoint`` that choose what a run starts from; a resumed run starts from its own checkpoint.
 _START_KEY_PREFIXES = ("resume", "reset", "zoo_config_override")
 _TOTAL_KEYS = {"max_updates", "max_epochs"}
 
@@ -122,7 +122,11 @@ class RunRequest(ConfigSpec):
         return settings
 
     def merged_with(self, overrides: Settings) -> RunRequest:
-        """Return a copy with ``overrides`` merged in; conflicting spellings of the same setting are reset."""
+        """Return a copy with ``overrides`` merged in; settings that they contradict are set to ``None``.
+
+        For example, ``training.fp16`` resets ``mmfw.precision``, and a new ``mmfw.teacher`` resets the hash of the
+        previous one.
+        """
         training, settings = overrides.get("training") or {}, self.settings
         if "fp16" in training:
             settings = merge_settings(settings, {MMFW_GROUP: {"precision": None}})
@@ -195,7 +199,11 @@ class CommandOptions(MmfwSettings):
 
 
 def drop_start_settings(settings: Settings) -> Settings:
-    """Return the settings without those that apply only to the start, which a run does not store."""
+    """Return the settings without the keys that choose what a run starts from.
+
+    These are keys of ``checkpoint`` such as ``resume_file`` and ``reset``. A run does not store them, because it
+    resumes from its own checkpoint.
+    """
     checkpoint = settings.get("checkpoint")
     if not isinstance(checkpoint, dict):
         return settings

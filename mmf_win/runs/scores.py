@@ -81,12 +81,13 @@ class RunScores:
 
 
 def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None = None) -> RunScores:
-    """Read the scores of a run.
+    """Collect the scores of a run from its events and its prediction files.
 
     Args:
         run: The run.
-        events: Its events.
-        published_sha256: SHA-256 of its weights if it was never trained.
+        events: Events of the run.
+        published_sha256: SHA-256 of the published weights, for a run of such weights that was never trained.
+            Predictions with these weights count as predictions with the ``best`` checkpoint.
 
     Returns:
         The scores.

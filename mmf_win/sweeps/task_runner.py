@@ -123,7 +123,15 @@ class TaskRunner:
     echo_output: bool = False
 
     def build_command(self, task: Task, name: str) -> list[str]:
-        """Return the words of a task's command, or a single line for a shell."""
+        """Build the command line of a task from a template.
+
+        Args:
+            task: Task with the values of the placeholders.
+            name: Name of the template.
+
+        Returns:
+            The program and its arguments; if ``shell`` is true, a list with one item, the line for the shell.
+        """
         values = {**task.values, **self.reserved_values(task)}
         template = self.template[name]
         return [render_shell_line(template, values)] if self.shell else render_argv(template, values)
@@ -152,7 +160,7 @@ class TaskRunner:
         folder = self.sweep.task_folder(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)
         try:
-            with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path} is running")) as lock_fd:
+            with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path}: the task is running")) as lock_fd:
                 current = load_task(folder) or task
                 if task.matches(current):
                     if current.starts > task.starts and current.state in ("failed", "pruned"):

@@ -102,7 +102,15 @@ def _log_file(run: Run, tracker: Tracker) -> Path:
 
 
 def _stop_followers(started: _Followers, options: UploadOptions, deadline: float) -> None:
-    """Tell the followers that mmfw ends, wait for them, and log warnings for incomplete uploads."""
+    """Tell the followers to finish, wait for them, and log a warning for each incomplete upload.
+
+    Args:
+        started: The followers.
+        options: Options of the uploads, for the commands in the warnings.
+        deadline: Time of ``time.monotonic`` when a follower that is still running is killed; infinity if the
+            followers may take as long as they need. A follower that will probably fail, because its last upload
+            failed or it has never reached its server, is killed after CTRL_C_TIMEOUT_S.
+    """
     for _, _, process in started:
         assert process.stdin is not None
         with suppress(OSError):  # it has ended

@@ -115,9 +115,10 @@ def extract_verified(
 ) -> Manifest:
     """Extract an archive to a folder and write the manifest of the files.
 
-    If the folder already contains the files of this archive, they are verified, and only damaged ones are
-    extracted again, reading the archive no further than the last of them. Such a file only has to match the
-    manifest, even if other parts of the archive are damaged.
+    If the folder already contains the files of this archive, they are verified, and only the damaged files are
+    extracted again. In that case, the archive is read only up to the last damaged file, and its own hash is not
+    checked. Each extracted file is compared with the manifest instead, so damage elsewhere in the archive does
+    not matter.
 
     Other files in the folder are kept unless a new file replaces them. If another process is using the
     folder, this one logs a message and waits.

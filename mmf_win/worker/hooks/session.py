@@ -111,7 +111,11 @@ class TrainingSession:
             self._observer.write_event("note", text=text)
 
     def on_log(self, scalars: Mapping[str, Any]) -> None:
-        """Report an update for which MMF has collected figures."""
+        """Write a ``train`` event with the loss, the learning rate, the speed and the peak GPU memory.
+
+        Args:
+            scalars: The values that MMF logs at this update, such as ``train/total_loss``.
+        """
         now, trainer = time.monotonic(), self._trainer
         done = trainer.num_updates - self._last_logged_update
         self._observer.write_event(
@@ -134,7 +138,12 @@ class TrainingSession:
         self._observer.on_update_end()
 
     def on_validation_end(self, meter: Any, *, final: bool = False) -> None:
-        """Report a validation; the ``final`` one follows training and scores the best checkpoint."""
+        """Write a ``val`` event with the metrics of a validation.
+
+        Args:
+            meter: MMF's averages of the metrics.
+            final: Whether this is the validation of the best checkpoint after training.
+        """
         metrics = {key.removeprefix("val/"): _finite_number(value.global_avg) for key, value in meter.meters.items()}
         metrics = metrics if self._keeps_metric_names else rename_metrics(metrics)
         update = self._checkpoint.resume_state.validated_update
@@ -168,7 +177,7 @@ class TrainingSession:
 
 
 def report_prediction_start(observer: Observer, trainer: Any, precision: str) -> None:
-    """Report that the model is loaded and prediction starts."""
+    """Write the ``predict_started`` event; the model is loaded."""
     from mmf.utils.general import get_batch_size
 
     values = {"device": str(trainer.device), "precision": precision, "batch": get_batch_size()}
@@ -196,7 +205,7 @@ def _has_mmf_metric_names(events: Path) -> bool:
 
 
 def _finite_number(value: Any) -> float | None:
-    """Convert a number to float, or to ``None`` if it is not finite, since JSON cannot represent it."""
+    """Return a number as float; ``None`` for ``None`` and for NaN and infinity, which JSON cannot represent."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

@@ -172,7 +172,12 @@ def _require_processor(processor: Any, *supported_names: str) -> Any:
 
 
 def _save_features(row: Any, folder: Path) -> None:
-    """Write a row's region features in the format of ``run.py``."""
+    """Write the region features of one meme as ``features/ID.npz``, which the exported ``run.py`` reads.
+
+    Args:
+        row: MMF's sample of the meme.
+        folder: Folder of the exported model.
+    """
     info = row.image_info_0
     arrays: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
     if "bbox" in info:
@@ -185,7 +190,7 @@ def _save_features(row: Any, folder: Path) -> None:
 
 
 def _export_tokenizer(processor: Any, folder: Path) -> dict[str, Any]:
-    """Write the tokenizer, and return how its IDs become a row."""
+    """Write ``tokenizer.json``, and return the value of ``text`` in ``model.json``."""
     processor = _require_processor(processor, "BertTokenizer", "ClipTokenizer")
     tokenizer = processor._tokenizer
     backend = tokenizer.backend_tokenizer
@@ -197,7 +202,17 @@ def _export_tokenizer(processor: Any, folder: Path) -> dict[str, Any]:
 
 
 def _example_inputs(row: Any) -> dict[str, Tensor]:
-    """Return example inputs with the shapes of a dataset row; their lengths differ from all constants."""
+    """Return example inputs for a batch of 3 memes.
+
+    Sizes that may vary, such as the length of a text, differ from all constants of the model, so that the
+    exporter does not treat them as constants.
+
+    Args:
+        row: A sample of the dataset, which shows the inputs of the model and their shapes.
+
+    Returns:
+        The inputs by name.
+    """
     inputs = {}
     if "image" in row:
         inputs["image"] = torch.zeros(3, 52, 46, 3, dtype=torch.uint8)
