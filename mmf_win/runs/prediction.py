@@ -86,14 +86,16 @@ def predict_target(  # noqa: PLR0913 - the interface that an exported model shar
 def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[float]:
     """Return the probabilities that MMF wrote for the rows of the target.
 
-    If they do not match the rows, record that as the outcome of the attempt and raise a DataError.
+    Raises:
+        DataError: They do not match the rows; this is also recorded as the outcome of the attempt.
     """
     try:
         return read_mmf_probabilities(attempt.folder.raw_predictions, [str(row.id) for row in target.rows])
-    except DataError as error:
-        outcome = AttemptOutcome("data", str(error), error.hint)
+    except DataError as mismatch:
+        outcome = AttemptOutcome("data", str(mismatch), mismatch.hint)
         outcome.record(attempt)
-        raise outcome_error(outcome, attempt) from None
+        error = outcome_error(outcome, attempt)
+        raise error from None
 
 
 def start_model_process(
