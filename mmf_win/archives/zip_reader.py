@@ -153,7 +153,7 @@ class ZipReader:
         return damaged_error(self._path, reason, member.name)
 
     def _wrong_password_error(self, member: ZipMember) -> PasswordError:
-        hint = "check if this member has another password or is damaged; the password opens other members"
+        hint = "check whether this member has another password or is damaged; the password opens others"
         return PasswordError(f"{self._path}: wrong password for member {member.name}", hint=hint)
 
 

@@ -44,6 +44,7 @@ from mmf_win.upstream.install import require_packages
 @click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare again.")
 @click.option(
     "--max-loss",
+    "max_auroc_drop",
     type=options.NumberRange(-1, 1),
     metavar="AUROC",
     help="Maximum AUROC drop with --int8; the export fails above it.  [default: 0.005]",

@@ -84,10 +84,13 @@ def resolve_arguments(
 
 def to_json(result: VerificationResult) -> dict[str, Any]:
     """Return the result as JSON values."""
-    fields = ("part", "folder", "state", "problems", "repaired")
     return {
-        **{name: getattr(result, name) for name in fields},
+        "part": result.part,
         "what": result.title,
+        "folder": result.folder,
+        "state": result.state,
+        "problems": result.problems,
+        "repaired": result.repaired,
         "verified": format_utc_time(result.verified_at),
         "against": result.verified_against or None,
         "bytes": result.size,
