@@ -62,6 +62,8 @@ def test_image_rejects_options_about_prediction_files(
         (["convert", "--zip", "no.zip"], 3, "no.zip"),
         (["convert", "--zip", "~$no.zip"], 3, "~$no.zip"),
         (["train", "--resume", "~nobody/x"], 2, "~nobody/x"),
+        (["export", "nobody", "-o", "new", "--int8", "--max-loss", "0.1"], 2, "no run named nobody"),
+        (["export", "nobody", "-o", "new", "--max-loss", "0.1"], 2, "--max-loss requires --int8"),
         (["convert", "--zip", f"{DEFAULTS}/images", "--data-dir", "other"], 3, "no train.jsonl"),
         (["convert", "--zip", "save", "--data-dir", "other"], 3, "no train.jsonl"),
         (["train", "mmbt_grid", "--data-dir", "."], 3, "--data-dir {here}/data"),

@@ -355,7 +355,7 @@ def test_checkpoints_are_shown_with_their_contents(mmfw: MmfwRunner, run: Run) -
     *_, header, best, _, _, _ = mmfw.out.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
-    assert "on disk" in mmfw.err and "what is intact" not in mmfw.err
+    assert "on disk" in mmfw.err and "newest intact checkpoint" not in mmfw.err
 
 
 def test_file_with_two_names_is_counted_once(mmfw: MmfwRunner, run: Run) -> None:
@@ -379,7 +379,7 @@ def test_damaged_checkpoint_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run)
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
     (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
     verified(mmfw, later)
-    assert "what is intact" not in mmfw.err, "nothing is"
+    assert "newest intact checkpoint" not in mmfw.err, "nothing is"
 
 
 def test_run_without_checkpoints_is_not_an_error(mmfw: MmfwRunner, user_dir: Path) -> None:

@@ -72,9 +72,9 @@ for how in sys.argv[1:]:
 
 
 _ENDS = {
-    "SIGKILL": r"host_oom: .* killed by the signal Killed; None",
-    "SIGBUS": r"host_oom: .* killed by the signal Bus error; None",
-    "SIGSEGV": r"killed: .* killed by the signal Segmentation fault; training\.num_workers=0 ",
+    "SIGKILL": r"host_oom: .* killed \(signal: Killed\); None",
+    "SIGBUS": r"host_oom: .* killed \(signal: Bus error\); None",
+    "SIGSEGV": r"killed: .* killed \(signal: Segmentation fault\); set training\.num_workers=0 ",
     "exits": r"internal: .*DataLoader worker \(pid",
     "no handle to share with": r"disk: .*Too many open files.*num_workers",
     "no handle to pass on with": r"disk: .*Too many open files.*num_workers",

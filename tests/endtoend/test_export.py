@@ -135,7 +135,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert tool.run_for_exit_code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
     words = ("--precision", "bf16", "--source", "x", "--best-of", "y")
     assert tool.run_for_exit_code("predict", "--with", str(folder), *words) == 2
-    assert "leave out --best-of and --source and --precision" in tool.errors
+    assert "--with cannot be combined with --best-of and --source and --precision" in tool.errors
     assert tool.run_for_exit_code("export", "-o", str(tool.folder / "new"), "--max-loss", "0.1") == 2
     model = onnx.load(folder / "model.onnx")
     model.ir_version = 99

@@ -323,7 +323,7 @@ def test_a_run_is_not_removed_while_it_is_sent(
 
     monkeypatch.setattr(MLflowTracker, "log_metrics", removing)
     mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save)
-    assert refused and "is being sent" in refused[0]
+    assert refused and "is in use by a prediction or an upload" in refused[0]
     require_unused(run)
 
 
