@@ -70,9 +70,9 @@ def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter
     return complete
 
 
-def positional_arguments(metavar: str, *candidates: str, name: str = "arguments") -> _Decorator:
+def positional_arguments(metavar: str, *candidates: str) -> _Decorator:
     """Add the positional arguments of a command."""
-    return click.argument(name, nargs=-1, metavar=metavar, shell_complete=make_completer(*candidates))
+    return click.argument("arguments", nargs=-1, metavar=metavar, shell_complete=make_completer(*candidates))
 
 
 def number(*names: str, help_text: str, minimum: int = 1, **attrs: Any) -> _Decorator:

@@ -73,7 +73,7 @@ def command() -> None:
 
 
 @command.command()
-@options.positional_arguments("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET", name="words")
+@options.positional_arguments("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
 @click.option("--seeds", callback=_parse_seeds, metavar="N-M", help="Seeds for each combination.")
 @options.number("--updates", help_text="Total updates of each run of a preset.")
 @options.number(
@@ -125,7 +125,7 @@ def run(sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: 
     Raises:
         UsageError: No preset, file or sweep is given.
     """
-    if not any(sweep_options.words[:1]):
+    if not any(sweep_options.arguments[:1]):
         raise UsageError("missing PRESET, FILE or SWEEP", hint="see the examples of `mmfw sweep run --help`")
     require_no_env_run_id(enabled_trackers(trackers, upload_options))
     explicit = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE

@@ -48,12 +48,12 @@ class SweepOptions:
     """Options of ``mmfw sweep run``; see its help.
 
     Attributes:
-        words: Preset, file or sweep, and ``KEY=VALUE,VALUE`` overrides.
+        arguments: Preset, file or sweep, and ``KEY=VALUE,VALUE`` overrides.
         count: Number of slots.
         track_arguments: Tracking options for each training of a preset.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     seeds: tuple[int, ...]
     updates: int | None
     count: int | None
@@ -142,7 +142,7 @@ def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
         UsageError: The sweep cannot run as requested.
         InUseError: Tasks that should run again are running.
     """
-    source, title = options.words[0], options.title
+    source, title = options.arguments[0], options.title
     spec, text, folder = _resolve_specification(options)
     if readings := specification.find_surprising_readings(text):  # may explain why the planning fails
         listed = ", ".join(f"{word} as {value}" for word, value in readings.items())
@@ -266,7 +266,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     Raises:
         UsageError: The source does not exist, or does not fit the options.
     """
-    source, save_dir = options.words[0], options.save_dir
+    source, save_dir = options.arguments[0], options.save_dir
     path, earlier = expand_home(source), find_sweep_folder(save_dir, source)
     if source in presets.names() and earlier != path.absolute():
         earlier = None  # the name is that of a preset
@@ -280,7 +280,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
         hint = f"{suggestion_hint(path.stem, candidates)}run `mmfw sweep run --help` for examples"
         raise UsageError(f"no preset, file or sweep named {source}", hint=hint)
     preset = presets.load(source)
-    _, overrides = split_arguments(options.words[1:], max_names=0)
+    _, overrides = split_arguments(options.arguments[1:], max_names=0)
     words = ["--updates", str(options.updates)] if options.updates else []
     words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
     folder = SweepFolder(options.output or save_dir / SWEEPS_DIR / preset.name)
@@ -300,9 +300,9 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
 def _resolve_from_file(
     options: SweepOptions, path: Path, earlier_sweep: Path | None
 ) -> tuple[Specification, str, SweepFolder]:
-    source, output = options.words[0], options.output
+    source, output = options.arguments[0], options.output
     preset_options: dict[str, object] = {"--seeds": options.seeds, "--updates": options.updates}
-    preset_options |= {"KEY=VALUE": options.words[1:], "--track": options.track_arguments}
+    preset_options |= {"KEY=VALUE": options.arguments[1:], "--track": options.track_arguments}
     if (preset_option := next((name for name, value in preset_options.items() if value), None)) is not None:
         raise UsageError(f"{preset_option} requires a preset; {source} lists the values to combine")
     file = path if earlier_sweep is None else earlier_sweep / SPECIFICATION_FILE

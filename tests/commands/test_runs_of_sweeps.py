@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mmf_win.commands.sweep  # noqa: F401 - it must not be imported first while a test patches commands.track
 from mmf_win.files import link_or_copy, write_json
 from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
