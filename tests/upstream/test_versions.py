@@ -87,7 +87,7 @@ class TestVersions:
         assert read_version(unpacked) == "1.0.0rc12"
 
     def test_tree_without_version_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(MmfEnvironmentError, match=r"version\.py cannot be read"):
+        with pytest.raises(MmfEnvironmentError, match=r"version\.py: cannot be read"):
             read_version(tmp_path)
         write_tree({"mmf/version.py": b"version = 1\n"}, tmp_path)
         with pytest.raises(MmfEnvironmentError, match=r"version\.py: no version found"):
