@@ -84,8 +84,8 @@ def attach_teacher(
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("%s: predicted from another version of %s, which has the same ids", path, split)
     if train and _is_trained_on(record, train["sha256"]):
-        message = "%s: predictions are overconfident, because the teacher was trained on the same memes"
-        _log.warning(f"{message}; use a teacher that was trained on other memes", path)
+        advice = "use a teacher that was trained on other memes"
+        _log.warning("%s: overconfident, because the teacher was trained on the same memes; %s", path, advice)
     weight = settings.teacher_weight or _DEFAULT_WEIGHT
     request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(
