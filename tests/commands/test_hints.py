@@ -177,6 +177,8 @@ NOT_RUN = {
     "export/exported_model: mmfw export": "only the user knows which run",
     "runs/distillation: --teacher": "only the user knows which file",
     "runs/distillation: mmfw predict": "only the user knows which run is the teacher",
+    "runs/training: --name": "it says to leave out --name",
+    "sweeps/launch: --data-dir": _CHOICE,
     "runs/training: mmfw train": "only the user knows which preset it was",
     "cuda_oom": "a full GPU; the hint names no command",
     "host_oom": "a full memory; --batch-size is tested by itself",
