@@ -300,7 +300,7 @@ def test_disk_without_locks_is_not_reported_as_another_process(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
-    with pytest.raises(OSError, match="no locks"):
+    with pytest.raises(OSError, match="does not support locks"):
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
 
 

@@ -126,6 +126,6 @@ def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world.write_annotations([], "nobody")
     member = evaluation.RunCheckpoint(world.add_run(), tmp_path / "best.ckpt")
     member.checkpoint.touch()
-    with pytest.raises(DatasetError, match=r"nobody\.jsonl: contains no memes"):
+    with pytest.raises(DatasetError, match=r"nobody\.jsonl: no memes found"):
         options = evaluation.PredictionOptions(split=["nobody"])
         list(evaluation.predict_and_score([member], world.save, options, RunDisplay))
