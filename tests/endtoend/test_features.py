@@ -158,7 +158,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     word = "checkpoint.resume_zoo=visual_bert.pretrained.own"
     assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES, word) == 3
     assert "weights visual_bert.pretrained.own: missing" in shop.tool.errors
-    [hint] = re.findall("^hint: `mmfw (features fetch .*)`$", shop.tool.errors, re.MULTILINE)
+    [hint] = re.findall("^hint: run `mmfw (features fetch .*)`$", shop.tool.errors, re.MULTILINE)
     assert main(split_command(hint)) == 0
     folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
     assert (folder / "model.pth").is_file()

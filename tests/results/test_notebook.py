@@ -41,7 +41,7 @@ def test_events_are_a_table_of_one_kind(world: ReportWorld) -> None:
     assert {"t", "update", "loss"} <= set(table.columns) and "kind" not in table.columns
     assert str(table["t"].dt.tz) == "UTC"
     assert "metrics.auroc" in events_dataframe(run, "val").columns
-    with pytest.raises(UsageError, match="no event of the kind 'trian'") as error:
+    with pytest.raises(UsageError, match="no events of kind 'trian'") as error:
         events_dataframe(run, "trian")
     assert "train" in str(error.value.hint)
     with pytest.raises(RunNotFoundError):

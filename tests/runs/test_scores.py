@@ -77,7 +77,7 @@ def test_score_is_of_best_checkpoint_and_others_are_named(mmfw: MmfwRunner, run:
     save = run.path.parents[1]
     assert listed(mmfw, save) == {"a": (0.9, 0.7, "test_seen", "best")}
     text = mmfw("runs", "--save-dir", save)
-    assert "0.7000  test_seen  best" in text
+    assert "0.7000  test_seen   best" in text
     shown = mmfw.json("runs", "show", "a", "--save-dir", save)["predictions"]
     names = {each["auroc"]: (each["split"], each["checkpoint"]) for each in shown}
     assert names == {
@@ -133,7 +133,7 @@ def test_checkpoint_of_legacy_records_is_unknown(mmfw: MmfwRunner, user_dir: Pat
     EventLog(old.events, "1").write("checkpoint", update=10)
     predicted(old, "test_seen", "10 of 1", 0.7)
     assert listed(mmfw, user_dir) == {"a": (0.9, 0.7, "test_seen", "unknown")}
-    assert "test_seen  unknown" in mmfw("runs", "--save-dir", user_dir)
+    assert "test_seen   unknown" in mmfw("runs", "--save-dir", user_dir)
     assert (
         best_checkpoint_metrics(load_task_scores(TaskFolder(user_dir))[0])["test_seen_auroc (unknown checkpoint)"]
         == 0.7
