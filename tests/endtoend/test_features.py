@@ -170,7 +170,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     assert "weights visual_bert.pretrained.own" in shop.tool.output
     hostile_archives.truncate_file(folder / "model.pth")
     assert shop.tool.run_for_exit_code("verify", shop.preset, word) == 3
-    [hint] = re.findall("^hint: `mmfw (repair .*)`$", shop.tool.errors, re.MULTILINE)
+    [hint] = re.findall("^hint: run `mmfw (repair .*)`$", shop.tool.errors, re.MULTILINE)
     assert main(split_command(hint)) == 0
     assert shop.tool.run_for_exit_code("verify", shop.preset, word) == 0
 
