@@ -27,5 +27,5 @@ def test_runs_with_code_of_ones_own_and_pretrained_weights_go_in_a_folder_of_any
     assert odd.train("--resume", "last", "--updates", "3").path == run.path
     (odd.world.dataset / "features" / "detectron.lmdb" / "data.mdb").unlink()
     assert odd.run_for_exit_code("train", "--resume", "last", "--updates", "4") == 3
-    [command] = re.findall("^hint: run `mmfw (features .*?)`", odd.errors, re.MULTILINE)
+    [command] = re.findall("^hint: .*?`mmfw (features .*?)`", odd.errors, re.MULTILINE)
     assert str(odd.world.data) in split_command(command)
