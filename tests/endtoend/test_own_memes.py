@@ -69,7 +69,7 @@ def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no
     assert tool.run_for_exit_code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
     (tool.folder / "no.png").write_text("hello", encoding="utf-8")
-    for other, told in (("no.png", "no.png: image cannot be read"), ("mine/мои мемы.csv", "or a table of memes with --memes")):
+    for other, told in (("no.png", "no.png: image cannot be read"), ("mine/мои мемы.csv", "a table of memes with")):
         assert tool.run_for_exit_code("predict", "--image", str(tool.folder / other), "--text", "") == 3
         assert told in tool.errors and "row" not in tool.errors
     assert tool.run_for_exit_code("predict", "--memes", str(table), "--memes", str(table)) == 2
