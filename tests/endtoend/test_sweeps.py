@@ -69,7 +69,7 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
 def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> None:
     preset = tool.preset("text")
     for words, told in {
-        ("optimizer.params.lr=1,zwei",): "lr: 'zwei'",
+        ("optimizer.params.lr=1,zwei",): "lr: expected a number, got 'zwei'",
         ("training.batch_sizes=1,2",): "batch_sizes",
         ("training.trainer=x,y",): "set by mmfw",
         ("--seeds", "1-x"): "1-x",
