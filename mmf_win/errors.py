@@ -1,4 +1,4 @@
-"""Errors that a user can see; each error class of a kind is followed by its subclasses.
+"""Errors that a user can see; each class is followed by its subclasses.
 
 An error has a message (the problem) and a hint (the next step). The command line prints both and exits with
 the exit code of the class.

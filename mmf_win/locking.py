@@ -124,20 +124,21 @@ def _try_acquire(path: Path, descriptor: int, *, shared: bool = False) -> bool:
     unsupported = OSError(errno.ENOLCK, "the file system does not support locks", str(path))
     if sys.platform == "win32":
         flags = _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE_LOCK)
-        acquired = bool(_kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _Overlapped()))
+        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _Overlapped()):
+            return True
         code = ctypes.get_last_error()
-        if not acquired and code not in _IN_USE_CODES:
+        if code not in _IN_USE_CODES:
             raise unsupported if code in _UNSUPPORTED_CODES else ctypes.WinError(code)
-    else:
-        acquired = True
+        return False
+    else:  # noqa: RET505 - mypy needs it to skip the branch of the other system
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            acquired = False
+            return False
         except OSError as error:
             failure = OSError(error.errno, f"cannot be locked ({error.strerror})", str(path))
             raise unsupported if error.errno in _UNSUPPORTED_CODES else failure from None
-    return acquired
+        return True
 
 
 def _release(descriptor: int) -> None:

@@ -151,7 +151,7 @@ def create_first_free(paths: Iterator[Path], create: Callable[[Path], None]) -> 
         The created path.
 
     Raises:
-        AssertionError: The sequence ended.
+        AssertionError: Never, if the sequence is endless.
     """
     for path in paths:
         with suppress(FileExistsError):

@@ -75,7 +75,7 @@ def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
     Args:
         values: The values from a file.
         kind: The dataclass.
-        converted: Values by field name that are used unchecked.
+        converted: Fields that already have their final value, by name; they are not checked.
 
     Returns:
         The dataclass.
@@ -84,13 +84,15 @@ def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
         ValueError: A key is missing, or its value has another type; the message names the key.
     """
     declared: Any = kind
-    types = get_type_hints(kind)
-    keys = {_stored_key(field): field for field in fields(declared) if field.name not in converted}
-    checked = convert_to(values, optional_fields(**{key: types[field.name] for key, field in keys.items()}))
-    for key, field in keys.items():
-        if key not in checked and field.default is MISSING and field.default_factory is MISSING:
+    checked = convert_to(values, optional_fields_of(declared, *converted))
+    arguments = dict(converted)
+    for field in fields(declared):
+        key = _stored_key(field)
+        if key in checked:
+            arguments[field.name] = checked[key]
+        elif field.name not in converted and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"Object missing required field `{key}`")
-    return kind(**converted, **{keys[key].name: value for key, value in checked.items()})
+    return kind(**arguments)
 
 
 def has_type(value: object, kind: Any) -> bool:
@@ -108,9 +110,10 @@ def optional_fields(**types: Any) -> type[dict[str, Any]]:
 
 
 @cache
-def optional_fields_of(kind: type) -> type[dict[str, Any]]:
-    """Return a dictionary type with the fields of a dataclass, all optional."""
-    return optional_fields(**get_type_hints(kind))
+def optional_fields_of(kind: Any, *excluded: str) -> type[dict[str, Any]]:
+    """Return a dictionary type with the stored keys of a dataclass, all optional, without ``excluded`` fields."""
+    types = get_type_hints(kind)
+    return optional_fields(**{_stored_key(f): types[f.name] for f in fields(kind) if f.name not in excluded})
 
 
 def _stored_key(field: Any) -> str:

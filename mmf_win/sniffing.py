@@ -40,10 +40,9 @@ DOWNLOAD_AGAIN_HINT = "download or copy it again; the last download or copy fail
 
 # A git-lfs pointer begins with its version: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _LFS_POINTER = rb"version https://git-lfs\.github\.com/"
-_SERVER_REPLY = rb"<(!doctype html|html|head|script|!--|\?xml|error)|(http/\S+ )?40[134]\b|(entry )?not found"
-_SERVER_REPLY = (
-    rb'(?![^\0]*\0)(%b|\{\s*"(code|detail|errors?|message)")' % _SERVER_REPLY
-)  # no NUL byte: a tar may begin with a file name such as 404.png
+_REPLY_START = rb"<(!doctype html|html|head|script|!--|\?xml|error)|(http/\S+ )?40[134]\b|(entry )?not found"
+# Without a NUL byte, since a tar may begin with a file name such as 404.png.
+_SERVER_REPLY = rb'(?![^\0]*\0)(%b|\{\s*"(code|detail|errors?|message)")' % _REPLY_START
 _EXPIRED_LINK_HINT = "download the file again in a browser; the link has expired or requires a login"
 _SUBSTITUTES = {
     rb"\Z": ("an empty file", DOWNLOAD_AGAIN_HINT),

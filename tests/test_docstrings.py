@@ -21,11 +21,13 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", ["mmf_win", "scripts", "tests"])
-def test_docstrings_start_with_a_verb_or_a_noun(folder: str) -> None:
+def test_docstrings_do_not_start_with_a_vague_word(folder: str) -> None:
     vague = re.compile(r"(What|Those|Whether|Why|How|Where|Which|Of|Its|As|The same|In the place)\b")
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
     places = [
         f"{path.relative_to(ROOT).as_posix()}:{line}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for path in paths
         for line, text in _docstrings(path)
         if vague.match(text)
     ]

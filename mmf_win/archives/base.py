@@ -120,13 +120,12 @@ class Archive(ABC):
 
         Raises:
             PasswordError: The password is wrong, or there is no callback to ask for it.
-        """
+        """  # noqa: DOC501 - a function makes the error
         if self._password_checked or not any(member.encrypted for member in self.members):
             return
         self._require_password()
         if not self._is_password_correct():
-            wrong_password = wrong_password_error(self.path)
-            raise wrong_password
+            raise wrong_password_error(self.path)
         self._password_checked = True
 
     def extract(

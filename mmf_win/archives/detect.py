@@ -53,7 +53,7 @@ def open_archive(
     Raises:
         ArchiveError: The file does not exist, is no archive, is damaged, or a member's name is unsafe.
         PasswordError: The list of members is encrypted, and the password is missing or wrong.
-    """
+    """  # noqa: DOC501 - a function makes the error
     if listed is not None:
         warnings.warn("listed is deprecated, use list_members", DeprecationWarning, stacklevel=2)
         list_members = listed
@@ -65,15 +65,13 @@ def open_archive(
         head = file.read(HEAD_BYTES)
     if substitute := recognize_substitute(head):
         kind, hint = substitute
-        not_an_archive = unsupported_error(path, f"{kind}, not a zip, 7z or tar", hint=hint)
-        raise not_an_archive
+        raise unsupported_error(path, f"{kind}, not a zip, 7z or tar", hint=hint)
     try:
         return _open(path, head, ask, list_members=list_members)
     except ArchiveError as error:
         if re.fullmatch(r"\.(\d|z)\d\d", path.suffix, re.IGNORECASE):
             first_suffix = ".zip" if path.suffix[1] in "zZ" else ".001"
-            split_archive = split_archive_error(path, path.with_suffix(first_suffix).name)
-            raise split_archive from error
+            raise split_archive_error(path, path.with_suffix(first_suffix).name) from error
         raise
 
 

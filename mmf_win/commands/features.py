@@ -17,8 +17,7 @@ from mmf_win.dataset.region_features import extract_features
 from mmf_win.demo.folder import DEMO_PRESETS
 from mmf_win.errors import DamagedFeaturesError, DataError, MmfEnvironmentError, RunNotFoundError, UsageError
 from mmf_win.inputs.feature_lmdb import add_features, read_image_keys
-from mmf_win.inputs.input_files import InputFiles, Mirror, query_download_sizes
-from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs, query_download_sizes
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs import lookup, presets

@@ -233,7 +233,7 @@ def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Passwo
         DatasetError: No dataset was converted here, or its archive is missing.
         DamagedManifestError: The damaged files are unknown; :func:`convert` rewrites all of them.
         ArchiveError, PasswordError, ResourceError: As for :func:`convert`; nothing was changed.
-    """
+    """  # noqa: DOC501 - a function makes the error
     paths = places.dataset
     finish_installation(paths.root)
     manifest = load_dataset_manifest(paths)
@@ -247,8 +247,7 @@ def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Passwo
     if not names:
         return []
     if manifest.was_changed:
-        error = damaged_manifest_error(paths.root, "it was changed")
-        raise error
+        raise damaged_manifest_error(paths.root, "it was changed")
     source = archive or find_source_archive(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
     opened_archive = open_archive(source, ask)
@@ -289,10 +288,9 @@ def load_dataset_manifest(paths: DatasetPaths) -> Manifest | None:
     Raises:
         DamagedManifestError: The manifest is missing or damaged.
         IncompleteInstallError: A conversion was killed while it moved files into place.
-    """
+    """  # noqa: DOC501 - a function makes the error
     require_complete_install(paths.root)
     manifest = Manifest.load(paths.root)
     if manifest is None and load_manifest_notes(paths.root):
-        error = damaged_manifest_error(paths.root, "it is missing")
-        raise error
+        raise damaged_manifest_error(paths.root, "it is missing")
     return manifest

@@ -32,7 +32,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and the fi
     predict_started  device, precision, batch, workers, sha256 (of the annotation file)
     predict          done, total: rows
     checked          a CheckResult of one check before training; see check_result.py
-    profiled         measurements of a training with --profile; see results/profile.py
+    profiled         measurements of a training with --profile; see runs/profile_advice.py
     nonfinite        text (the message), update (completed before), quantity (not finite: loss, gradient,
                      weights), bad_parameters; for a loss or gradient also module (the first one),
                      inputs_finite (whether its inputs were finite), ids (of the micro-batch), bad_ids (of its

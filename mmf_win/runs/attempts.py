@@ -67,11 +67,12 @@ def run_with_retries(
 
     Raises:
         MmfwError: The last attempt failed; the class gives the exit code.
-        AssertionError: Never, since the last attempt returns or raises.
-    """
+    """  # noqa: DOC501 - a function makes the error
     attempt = first_attempt
     free_bytes = machine.free_gpu_memory() if retry else []
-    for number in range(1, _MAX_ATTEMPTS + 1):
+    number = 0
+    while True:
+        number += 1
         attempt = replace(attempt, attempt_dir=str(run.create_attempt().path))
         outcome = run_attempt(attempt)
         if outcome.kind == "ok":
@@ -81,8 +82,7 @@ def run_with_retries(
             start_event = attempt_start_event(events)
             reduction = choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
             if reduction is None or start_event is None:
-                error = outcome_error(outcome, attempt)
-                raise error
+                raise outcome_error(outcome, attempt)
             failed, (limit_name, old_value, new_value) = attempt, reduction
             failed.write_event("attempt_failed", next={limit_name: new_value})
             attempt = next_attempt(
@@ -94,9 +94,7 @@ def run_with_retries(
                 _log.info("training from %s", origin)
             _wait_for_gpu_memory(free_bytes)
         except KeyboardInterrupt:
-            error = outcome_error(AttemptOutcome("interrupted", "stopped between two attempts"), attempt)
-            raise error from None
-    raise AssertionError("the last attempt returns or raises")
+            raise outcome_error(AttemptOutcome("interrupted", "stopped between two attempts"), attempt) from None
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def check_model(
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 _log.info("the end of its output:\n%s", "\n".join(lines[-_LOG_TAIL_LINES:]))
             raise
-        events = list(read_events(run.events))
+        events = read_events(run.events)
         for event in (item for item in events if item["attempt"] == events[-1]["attempt"]):
             if event["kind"] == "loaded":
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"

@@ -59,12 +59,12 @@ class ModelProcess:
     def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Send rows to the process and return its answer.
 
+        Returns:
+            The answer (see :mod:`mmf_win.protocol.serving`).
+
         Raises:
             EOFError: The process has died.
             OSError: The process has died.
-
-        Returns:
-            The answer (see :mod:`mmf_win.protocol.serving`).
         """
         self._connection.send_bytes(json_bytes(rows))
         while not self._connection.poll(_POLL_SECONDS):

@@ -55,7 +55,7 @@ def find_run(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         RunNotFoundError: No run matches.
     """
-    return lookup.first_usable_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda item: item)
+    return lookup.find_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run)
 
 
 def events_dataframe(run: Run, kind: str = "train") -> pandas.DataFrame:

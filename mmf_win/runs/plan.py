@@ -34,10 +34,12 @@ from mmf_win.upstream.versions import config_path, has_key, read_version
 
 _log = logging.getLogger(__name__)
 
+_NODES_HINT = "pass --rdzv HOST:PORT of node 0, and --node-rank N of this machine"
+
 
 @dataclass(frozen=True)
 class RunJob:
-    """Start of a training or prediction, before it is planned.
+    """Training or prediction to plan.
 
     Attributes:
         request: Request of the run so far, without the options of this command.
@@ -63,7 +65,7 @@ class Plan:
     """A planned training or prediction.
 
     Attributes:
-        job: The start of the training or prediction.
+        job: The training or prediction.
         request: Request of the run, with the options and overrides of the command.
         first_attempt: The first attempt; its settings are complete.
         config: Configuration that MMF resolves from them (see
@@ -246,7 +248,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
     if options.nnodes > 1:
         host, _, port = (options.rdzv or "").rpartition(":")
         if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UsageError("--nnodes requires --rdzv HOST:PORT of node 0, and --node-rank N")
+            raise UsageError("--nnodes requires --rdzv and --node-rank", hint=_NODES_HINT)
         if options.node_rank >= options.nnodes:
             raise UsageError(f"--node-rank {options.node_rank}: must be from 0 to {options.nnodes - 1}")
     if ignored := default_settings.launcher_variables(os.environ):

@@ -88,14 +88,13 @@ def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[floa
 
     Raises:
         DataError: They do not match the rows; this is also recorded as the outcome of the attempt.
-    """
+    """  # noqa: DOC501 - a function makes the error
     try:
         return read_mmf_probabilities(attempt.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as mismatch:
         outcome = AttemptOutcome("data", str(mismatch), mismatch.hint)
         outcome.record(attempt)
-        error = outcome_error(outcome, attempt)
-        raise error from None
+        raise outcome_error(outcome, attempt) from None
 
 
 def start_model_process(

@@ -76,7 +76,7 @@ def load(name: str) -> Preset:
     path = _find_preset_file(name)
     values = _read_preset(path)
     if "model" not in values:
-        hint = "name a configuration of MMF under 'config:' in a preset, next to 'model:'"
+        hint = "write a preset with 'model: NAME'; a configuration of MMF goes under 'config:' in it"
         raise UsageError(f"{path}: the key 'model' is missing", hint=hint)
     values.pop("extends", None)
     file = None if path.parent == presets_dir() else str(path)

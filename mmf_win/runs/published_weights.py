@@ -14,8 +14,7 @@ from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import link_or_copy
 from mmf_win.inputs.archive_input import ArchiveInput
 from mmf_win.inputs.discovery import zoo_weights_input
-from mmf_win.inputs.input_files import Mirror
-from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.input_files import Mirror, fetch_inputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import MmfPaths, short_portable_name

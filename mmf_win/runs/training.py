@@ -212,7 +212,8 @@ def prepare_plan(job: RunJob) -> Plan:
     """
     plan = plan_training(job)
     inputs, total = preflight.check_training(plan)
-    request, attempt, version = (plan.request, plan.first_attempt, read_version(Path(plan.first_attempt.mmf_root)))
+    request, attempt = plan.request, plan.first_attempt
+    version = read_version(Path(attempt.mmf_root))
     if request.mmfw_settings.teacher or request.mmfw_settings.teacher_weight:
         request, attempt = distillation.attach_teacher(request, attempt, plan.config, inputs)
     if request.mmfw_settings.epochs and total is not None:

@@ -54,7 +54,7 @@ class Examiner:
         self._parsers: list[Parser] = []
 
     def add(self, func: Parser) -> Parser:
-        """Register a parser and return it, also as a decorator; registering it again has no effect."""
+        """Register a parser and return it, also as a decorator; parsers run in the order of registration, each once."""
         if func not in self._parsers:
             self._parsers.append(func)
         return func
@@ -126,7 +126,7 @@ class Examiner:
         import yaml
 
         if not output.is_dir():
-            raise UsageError(f"{output}: folder not found", hint="create it, or choose another folder")
+            raise UsageError(f"{output}: folder not found", hint="check the path")
         try:
             pattern = re.compile(regex)
         except re.error as error:

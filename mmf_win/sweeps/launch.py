@@ -352,7 +352,8 @@ def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, 
     Raises:
         UsageError: The folder contains another sweep.
     """
-    stored, new = (load_specification(folder), specification.parse_specification(text, folder.specification))
+    stored = load_specification(folder)
+    new = specification.parse_specification(text, folder.specification)
     if stored is not None:
         if (stored.template, stored.default) != (new.template, new.default):
             message = f"{folder.path} contains another sweep: {' '.join(stored.template.values())}"

@@ -133,7 +133,8 @@ def _count_combinations(choices: Sequence[Choice], sample: int | None = None) ->
 
 
 def _combinations(choice: Choice, sample: int | None) -> Iterator[Values]:
-    count, drawn, rng = (_count_combinations([choice]), _count_combinations([choice], sample), random.Random(0))
+    count, drawn = _count_combinations([choice]), _count_combinations([choice], sample)
+    rng = random.Random(0)
     numbers: Iterable[int] = range(count)
     if drawn < count:  # random.sample needs a sequence, whose length is limited to sys.maxsize
         huge = count > sys.maxsize

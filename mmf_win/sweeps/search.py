@@ -131,7 +131,8 @@ class OptunaSearch:
 
     def _list_trials(self) -> list[Any]:
         """Return the valid trials: no repetitions, and none that was aborted while its values were chosen."""
-        names, started = (self._search.parameters.keys(), {task.trial for task in self._tasks_by_key.values()})
+        names = self._search.parameters.keys()
+        started = {task.trial for task in self._tasks_by_key.values()}
         trials = (trial for trial in self._study.get_trials(deepcopy=False) if trial.params)
         trials = (trial for trial in trials if _REPETITION_ATTR not in trial.user_attrs)
         return [t for t in trials if t.params.keys() == names or t.state.is_finished() or t.number in started]

@@ -105,8 +105,7 @@ class ClearMLTracker(Tracker):
         else:
             self._call_task_api("add_or_update_artifacts", artifacts=[_artifact_record(path, uri)], force=True)
 
-    def set_status(self, state: str, t: float) -> None:
-        del t  # the server sets the time
+    def set_status(self, state: str, t: float) -> None:  # the server sets the time
         self._call_task_api(_STATES.get(state, "failed"), force=True, status_reason=state)
 
     def _get_or_create_task(self, project: str, run_info: RunInfo) -> str:
@@ -173,8 +172,7 @@ class _OfflineClearMLTracker(ClearMLTracker):
         with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps([_scalar_event(self._task, point) for point in points]) + "\n")
 
-    def log_artifact(self, path: Path, folder: str) -> None:
-        del folder  # all files are in one
+    def log_artifact(self, path: Path, folder: str) -> None:  # all files are in one folder
         link_or_copy(path, self._folder / "data" / path.name)
         files = sorted((self._folder / "data").iterdir())
         self._update_task_file(execution={"artifacts": [_artifact_record(file, str(file)) for file in files]})

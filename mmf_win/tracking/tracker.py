@@ -21,7 +21,8 @@ from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
 
-TRACKERS = ("mlflow", "clearml", "wandb")
+_CLASS_NAMES = {"mlflow": "MLflowTracker", "clearml": "ClearMLTracker", "wandb": "WandbTracker"}
+TRACKERS = tuple(_CLASS_NAMES)
 #: Checkpoint to upload.
 CheckpointChoice = Literal["best", "last", "none"]
 #: Project or experiment, unless the tracker's own environment variable names another.
@@ -242,9 +243,6 @@ def require_no_env_run_id(trackers: Iterable[Tracker]) -> None:
         if tracker.env_run_id:
             message = f"{tracker.id_variable} names one run, but this command uploads several or creates one"
             raise UsageError(message, hint=f"unset {tracker.id_variable}")
-
-
-_CLASS_NAMES = {"mlflow": "MLflowTracker", "clearml": "ClearMLTracker", "wandb": "WandbTracker"}
 
 
 def create_tracker(name: str) -> Tracker:

@@ -93,13 +93,11 @@ class WandbTracker(Tracker):
         for (step, t), group in groupby(points, lambda point: (point.step, point.t)):
             self._run.log({"update": step, "_timestamp": t} | {point.name: point.value for point in group})
 
-    def log_artifact(self, path: Path, folder: str) -> None:
-        del folder  # W&B keeps all files in one
+    def log_artifact(self, path: Path, folder: str) -> None:  # W&B keeps all files in one folder
         base = escape(str(path.parent))
         self._run.save(escape(str(path)), base_path=base, policy="now")  # links or copies it immediately
 
-    def set_status(self, state: str, t: float) -> None:
-        del t  # W&B sets the time
+    def set_status(self, state: str, t: float) -> None:  # W&B sets the time
         self._exit_code = 0 if state in ("running", "done") else 1
 
     def close(self) -> None:

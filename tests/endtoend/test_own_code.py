@@ -89,7 +89,7 @@ def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: 
     preset.write_text(preset.read_text(encoding="utf-8").replace("small_cnn", "other_cnn"), "utf-8")
     assert tool.run_for_exit_code("train", str(preset), "--trust", "--updates", "1") != 0
     assert "other_cnn" in tool.errors.partition("error: ")[2].splitlines()[0]
-    assert "MMF has no model" not in tool.errors
+    assert "is not registered by MMF or by user code" in tool.errors
 
 
 def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(

@@ -39,14 +39,14 @@ class ClearMLStub:
     """Both servers.
 
     Attributes:
-        api, files_url: their addresses.
+        api_url, files_url: their addresses.
         projects, tasks, models: by their ids.
         points: by task, metric, variant and update.
         files: path → content.
-        asked: action and body of each request, in order.
-        refused: actions that are answered by an error.
-        dropped: actions whose connection is closed instead.
-        text: all that came, as it came.
+        requests: action and body of each request, in order.
+        refused_actions: actions that are answered by an error.
+        dropped_actions: actions whose connection is closed instead.
+        received_bytes: all that came, as it came.
     """
 
     def __init__(self) -> None:

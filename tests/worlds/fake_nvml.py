@@ -13,10 +13,10 @@ class FakeNvml:
     """The part of pynvml that is used.
 
     Attributes:
-        asked: the handles whose use was asked for.
-        knows: whether it knows that use.
-        free: free bytes of each GPU.
-        cuda: the newest CUDA that the driver runs, as NVML writes it.
+        utilization_queries: the handles whose utilization was queried.
+        reports_utilization: whether it reports the utilization.
+        free_bytes: free bytes of each GPU.
+        cuda_version: the newest CUDA that the driver runs, as NVML writes it.
         capability: the compute capability of each GPU.
     """
 

@@ -1,7 +1,7 @@
-"""Collects the messages of all commands that tests run, for a review of their wording.
+"""Collects the messages of the commands that tests run in this process, for a review of their wording.
 
-If the environment variable ``MMFW_TEST_MESSAGES`` names a file, each line that starts with ``error:``, ``hint:``,
-``warning:`` or ``note:`` is appended to it. tests/conftest.py registers this module as a plugin of pytest.
+If the environment variable ``MMFW_TEST_MESSAGES`` names a file, each line that starts with ``error:``, ``hint:`` or
+``warning:`` is appended to it; existing lines are kept. tests/conftest.py registers this module as a plugin of pytest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 VARIABLE = "MMFW_TEST_MESSAGES"
 
-_MESSAGE = re.compile("(?:error|hint|warning|note):.*")
+_MESSAGE = re.compile("(?:error|hint|warning):.*")
 _TMP_FOLDER = re.compile(
     re.escape(tempfile.gettempdir()) + r"[\\/]pytest-of-[^\\/]+[\\/]pytest-\d+(?:[\\/]popen-gw\d+)?[\\/][^\\/'\s]+"
 )

@@ -91,7 +91,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def write_minimal_mmf(root: Path, version: str = "1.0.0rc10", extra_defaults: str = "") -> Path:
-    """An MMF that has but its version and its defaults, with ``more`` of them as YAML; return its folder."""
+    """Write an MMF with only its version and its defaults (``extra_defaults`` as YAML), and return its folder."""
     folders = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
     texts = {
         "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + extra_defaults,

@@ -12,14 +12,14 @@ class RecordingTracker(Tracker):
     """A tracker without a server.
 
     Attributes:
-        fails: the methods that raise instead of recording; for a file, ``file <name>``.
+        failing_methods: the methods that raise instead of recording; for a file, ``file <name>``.
         run_id: the id that the next :meth:`open_run` returns.
-        opened: what each :meth:`open_run` was asked for.
-        sent: the points, in the order in which they came.
+        opened_runs: what each :meth:`open_run` was asked for.
+        sent_points: the points, in the order in which they came.
         settings, tags: those of the last :meth:`log_params`.
         files: ``<folder>/<name>`` → the contents that it was sent with, oldest first.
         states: the states, in the order in which they came.
-        calls: how many methods were called.
+        call_count: how many methods were called.
     """
 
     name = "recording"

@@ -36,7 +36,7 @@ def requires_tool(*names: str, exists_on_windows: bool = True) -> pytest.MarkDec
 
     Args:
         names: of the programs.
-        on_windows: False where Windows has no such program.
+        exists_on_windows: False if Windows has no such program.
     """
     if sys.platform == "win32" and not exists_on_windows:
         return pytest.mark.skip(reason=f"Windows has no {' or '.join(names)}")
@@ -83,7 +83,7 @@ def mark_wide(values: Iterable[Any], *, except_for: Container[Any]) -> list[Any]
 
     Args:
         values: all of them, each the tuple of one case where a test has several parameters.
-        but: those that the default tests run, too.
+        except_for: Those that the default tests run, too.
     """
     many = [value if isinstance(value, tuple) else (value,) for value in values]
     kept = [value in except_for or (len(value) == 1 and value[0] in except_for) for value in many]
@@ -99,7 +99,7 @@ def run_unprivileged(
     """Run a command of mmfw, or of another program, which the modes of files hold for even if it is root.
 
     Args:
-        words: the arguments of the command.
+        arguments: The arguments of the command.
         program: what Python runs.
     """
     bare = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.inputs.archive_input import ArchiveInput, RegionFeaturesInput
-from mmf_win.inputs.input_files import InputFiles, Mirror
-from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.zoo import ZooEntry

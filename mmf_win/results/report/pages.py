@@ -82,7 +82,7 @@ def write_run_page(
     Raises:
         UsageError: There are no predictions for ``split``.
         DataError: Predictions, annotations or the run's request cannot be read.
-    """
+    """  # noqa: DOC501 - a function makes the error
     run_record = RunRecord.read(run)
     dataset = _dataset_paths(run_record, data_dir)
     if scored is None:
@@ -90,8 +90,7 @@ def write_run_page(
         if prediction is not None:
             scored = load_scored_split(prediction.csv, prediction.split, dataset)
         elif split is not None:
-            error = _not_predicted_error(run_record, split, dataset, data_dir)
-            raise error
+            raise _not_predicted_error(run_record, split, dataset, data_dir)
     request, curves = run_record.request, read_curves(run_record.events, run_record.attempt_outcome)
     context = {
         "id": run_record.summary.id,
