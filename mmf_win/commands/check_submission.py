@@ -34,10 +34,10 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     Raises:
         DataError: The file is not a valid submission.
     """
-    places = MmfPaths.resolve(data_dir)
-    annotations = AnnotationFile(require_split(places.dataset, split))
+    mmf_paths = MmfPaths.resolve(data_dir)
+    annotations = AnnotationFile(require_split(mmf_paths.dataset, split))
     ids = [row.display_id for row in annotations.rows]
-    summary = load_split_summary(places.dataset, annotations)
+    summary = load_split_summary(mmf_paths.dataset, annotations)
     excluded_ids = summary.missing_ids if summary else ()
     problems = find_submission_problems(file, ids, excluded_ids)
     usable = problems in ([], [WRONG_ORDER])
@@ -49,7 +49,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     if usable:
         print_status(f"{file}: valid submission for {split}")
         return
-    folders = data_dir_arguments(places.data_dir)
+    folders = data_dir_arguments(mmf_paths.data_dir)
     if excluded_ids:
         convert = format_command("mmfw", "convert", "--zip", "ARCHIVE", "--force", *folders)
         lacking = f"{len(excluded_ids)} memes of {split} have no image"

@@ -66,7 +66,7 @@ def command(
     if len(sources) > 1:  # the values are not shown: one may be a part of the password
         hint = "quote a path or password that contains spaces, or use --password-file"
         raise UsageError("ARCHIVE, --zip and --clearml-dataset cannot be combined", hint=hint)
-    archive, places = Path(sources[0]), MmfPaths.resolve(data_dir)
+    archive, mmf_paths = Path(sources[0]), MmfPaths.resolve(data_dir)
     manifest = None
     if dataset:
         from mmf_win.tracking import clearml_datasets
@@ -74,17 +74,17 @@ def command(
         archive = clearml_datasets.download_dataset(dataset)
         manifest = load_dataset_manifest(MmfPaths.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:
-        places = MmfPaths.resolve(archive)
+        mmf_paths = MmfPaths.resolve(archive)
         result = replace(ConversionResult.from_manifest(manifest), already_done=True, seconds=0.0)
     else:
-        result = convert(archive, places, ask=ask, force=force, allow_missing=allow_missing)
+        result = convert(archive, mmf_paths, ask=ask, force=force, allow_missing=allow_missing)
     if as_json:
-        print_json({"target": places.dataset.root, "data_dir": places.data_dir, **asdict(result)})
+        print_json({"target": mmf_paths.dataset.root, "data_dir": mmf_paths.data_dir, **asdict(result)})
     else:
-        _print_result(result, places)
+        _print_result(result, mmf_paths)
 
 
-def _print_result(result: ConversionResult, places: MmfPaths) -> None:
+def _print_result(result: ConversionResult, mmf_paths: MmfPaths) -> None:
     header = ("split", "rows", "hateful", "benign", "excluded")
     rows = []
     for name, s in result.splits.items():
@@ -98,13 +98,13 @@ def _print_result(result: ConversionResult, places: MmfPaths) -> None:
     if result.known is False:
         print_status(f"warning: not a known published archive (SHA-256 {result.sha256})")
     if result.already_done:
-        print_status(f"already converted, all files intact: {places.dataset.root}")
+        print_status(f"already converted, all files intact: {mmf_paths.dataset.root}")
     else:
-        print_status(f"converted in {format_duration(result.seconds)}: {places.dataset.root}")
+        print_status(f"converted in {format_duration(result.seconds)}: {mmf_paths.dataset.root}")
     try:
-        choose_splits(places.dataset)
+        choose_splits(mmf_paths.dataset)
     except NoValidationSplitError as error:
         print_status(f"warning: {error}; {error.hint}")
     else:
-        train = format_command("mmfw", "train", "PRESET", *data_dir_arguments(places.data_dir))
+        train = format_command("mmfw", "train", "PRESET", *data_dir_arguments(mmf_paths.data_dir))
         print_status(f"next: {train}    (mmfw train --list shows the presets)")

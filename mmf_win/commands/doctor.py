@@ -78,11 +78,11 @@ def command(
     if compat:
         _print_patches(as_json)
         return
-    places = MmfPaths.resolve(data_dir, save_dir)
+    mmf_paths = MmfPaths.resolve(data_dir, save_dir)
     if report is not None:
-        _write_report(places, expand_home(report).absolute(), run, log, as_json)
+        _write_report(mmf_paths, expand_home(report).absolute(), run, log, as_json)
         return
-    result = survey(places)
+    result = survey(mmf_paths)
     if as_json:
         print_json(_survey_to_json(result))
     else:
@@ -91,11 +91,11 @@ def command(
         raise result["mmf"].error
 
 
-def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool, as_json: bool) -> None:
+def _write_report(mmf_paths: MmfPaths, path: Path, run_spec: str | None, log: bool, as_json: bool) -> None:
     require_new_file(path)  # before the survey, which is slow
-    newest = next(iter(list_runs(places.save_dir)), None)
-    run = newest if run_spec is None else find_run(places.save_dir, run_spec)
-    names = bug_report.write(run, _survey_to_json(survey(places)), path, include_logs=log)
+    newest = next(iter(list_runs(mmf_paths.save_dir)), None)
+    run = newest if run_spec is None else find_run(mmf_paths.save_dir, run_spec)
+    names = bug_report.write(run, _survey_to_json(survey(mmf_paths)), path, include_logs=log)
     if as_json:
         print_json({"report": path, "run": run and run.id, "files": names})
         return

@@ -89,10 +89,10 @@ def command(
     command_options = replace(command_options, overrides=overrides)
     require_predictable(command_options)
     [member] = select_checkpoints(save_dir, runs, [checkpoint])
-    places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
+    mmf_paths = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # The exported model computes with 32 bits on the CPU, and so must the model that it is compared with.
     command_options = replace(command_options, precision="fp32", fast=False, cpu=True)
-    metadata = export_checkpoint(member.run, member.checkpoint, places, command_options, RunDisplay, export_options)
+    metadata = export_checkpoint(member.run, member.checkpoint, mmf_paths, command_options, RunDisplay, export_options)
     if as_json:
         print_json(metadata)
         return

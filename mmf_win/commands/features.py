@@ -85,7 +85,7 @@ def fetch(
       mmfw features fetch --source https://mirror.example/mmf --no-keep-archives
     """
     required_files = _find_required_files(arguments, data_dir, save_dir)
-    results = fetch_inputs(list(required_files.inputs), required_files.places, mirror)
+    results = fetch_inputs(list(required_files.inputs), required_files.mmf_paths, mirror)
     _print_files(dict(zip(required_files.inputs, results, strict=True)), required_files, as_json, {})
 
 
@@ -103,12 +103,12 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
     Examples:
       mmfw features extract features.tar.gz
     """
-    places, entry = MmfPaths.resolve(data_dir), None
+    mmf_paths, entry = MmfPaths.resolve(data_dir), None
     with suppress(MmfEnvironmentError):  # MMF is not installed yet
-        entry = Zoo(find_mmf().root, places, DATASET_ZOO_FILE).dataset_entry("features")
+        entry = Zoo(find_mmf().root, mmf_paths, DATASET_ZOO_FILE).dataset_entry("features")
     version = entry.version if entry else None
     target = extract_features(
-        archive, places, version=version, ask=ask, force=force, require_harmless=_require_harmless
+        archive, mmf_paths, version=version, ask=ask, force=force, require_harmless=_require_harmless
     )
     print_status(f"features: {target}")
     if version is None:
@@ -145,11 +145,11 @@ def add(folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, f
     Raises:
         UsageError: The name of the LMDB is not valid.
     """
-    places = MmfPaths.resolve(data_dir)
+    mmf_paths = MmfPaths.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":
         raise UsageError(f"{output}: the name of an LMDB must end in .lmdb")
-    lmdb = places.dataset.features / "detectron.lmdb" if output is None else expand_home(output).absolute()
-    added = add_features(folders, lmdb, places, force=force)
+    lmdb = mmf_paths.dataset.features / "detectron.lmdb" if output is None else expand_home(output).absolute()
+    added = add_features(folders, lmdb, mmf_paths, force=force)
     if as_json:
         print_json(added)
         return
@@ -174,7 +174,7 @@ def add(folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, f
 class _RequiredFiles(NamedTuple):
     """MMF's folders, the required files with the presets that read them, and the overrides."""
 
-    places: MmfPaths
+    mmf_paths: MmfPaths
     inputs: dict[InputFiles, list[str]]
     overrides: Sequence[str]
 
@@ -182,22 +182,22 @@ class _RequiredFiles(NamedTuple):
 def _find_required_files(arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _RequiredFiles:
     """Return the files that the given presets need, else the newest run, else all presets."""
     preset_names, overrides = split_arguments(arguments)
-    places, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
+    mmf_paths, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
     try:
-        newest, request = lookup.first_usable_run(places.save_dir, None, lambda run: (run, run.request()))
+        newest, request = lookup.first_usable_run(mmf_paths.save_dir, None, lambda run: (run, run.request()))
     except (RunNotFoundError, DataError):
         newest = None
     if preset_names or newest is None:
         selected = preset_names or [name for name in presets.names() if name not in DEMO_PRESETS.values()]
-        return _RequiredFiles(places, find_preset_inputs(mmf, selected, places, overrides), overrides)
-    places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
+        return _RequiredFiles(mmf_paths, find_preset_inputs(mmf, selected, mmf_paths, overrides), overrides)
+    mmf_paths = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
-        inputs = find_run_inputs(mmf, request, places, overrides)
+        inputs = find_run_inputs(mmf, request, mmf_paths, overrides)
     except UsageError as error:  # the run may have been trained with another version of MMF
         message = f"newest run {newest.id}, with its overrides: {error}"
         raise UsageError(message, hint="pass presets instead") from None
     print_status(f"using preset {request.preset} of the newest run")
-    return _RequiredFiles(places, inputs, [*file_overrides(request), *overrides])
+    return _RequiredFiles(mmf_paths, inputs, [*file_overrides(request), *overrides])
 
 
 def _print_files(
@@ -238,6 +238,6 @@ def _print_files(
         print_status(
             "next: "
             + format_command(
-                "mmfw", "features", "fetch", *arguments, *data_dir_arguments(required_files.places.data_dir)
+                "mmfw", "features", "fetch", *arguments, *data_dir_arguments(required_files.mmf_paths.data_dir)
             )
         )

@@ -31,7 +31,7 @@ EXISTING_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
+def _completions(candidate: str, mmf_paths: MmfPaths) -> Iterable[str]:
     """Return the words that a candidate of :func:`make_completer` stands for.
 
     Unreadable runs are included.
@@ -44,9 +44,9 @@ def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
     if candidate == "RUN":
         from mmf_win.runs.lookup import list_runs_with_sweeps
 
-        runs = list_runs_with_sweeps(places.save_dir)
+        runs = list_runs_with_sweeps(mmf_paths.save_dir)
         return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
-    return splits_on_disk(places.dataset) if candidate == "SPLIT" else [candidate]
+    return splits_on_disk(mmf_paths.dataset) if candidate == "SPLIT" else [candidate]
 
 
 def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -59,11 +59,11 @@ def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        places = MmfPaths.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
+        mmf_paths = MmfPaths.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
         completions: dict[str, None] = {}
         for text in candidates:
             with suppress(OSError):  # a message would break up the line that the user is typing
-                completions.update(dict.fromkeys(_completions(text, places)))
+                completions.update(dict.fromkeys(_completions(text, mmf_paths)))
         items = [CompletionItem(text) for text in completions if text.startswith(incomplete)]
         return items or [CompletionItem(incomplete, type="file")]
 

@@ -261,12 +261,14 @@ def _choose_members(
             prediction_options, predict_function=model.predict
         )
     if weights.published is not None:
-        places = MmfPaths.resolve(prediction_options.data_dir, save_dir)
+        mmf_paths = MmfPaths.resolve(prediction_options.data_dir, save_dir)
         is_user_data = bool(prediction_options.memes or prediction_options.image)
-        split = prediction_options.split or (() if is_user_data else tuple(find_paper_splits(places.dataset).values()))
+        split = prediction_options.split or (
+            () if is_user_data else tuple(find_paper_splits(mmf_paths.dataset).values())
+        )
         for name in split:  # before a long download
-            require_split(places.dataset, name)
-        run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_user_data)
+            require_split(mmf_paths.dataset, name)
+        run = get_or_create_run(weights.published, mmf_paths, weights.source, without_dataset=is_user_data)
         return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(prediction_options, split=split)
     if weights.best_of is not None:
         sweep = find_sweep(save_dir, weights.best_of)

@@ -35,8 +35,8 @@ def command(
       mmfw repair features --source /media/usb
       mmfw repair visual_bert_coco mmf
     """
-    names, overrides, places = resolve_arguments(arguments, data_dir, save_dir)
-    results = repair_parts(names, places, overrides, mirror)
+    names, overrides, mmf_paths = resolve_arguments(arguments, data_dir, save_dir)
+    results = repair_parts(names, mmf_paths, overrides, mirror)
     print_results(results, as_json=as_json)
     errors = [result.error for result in results]
     error_types = (kind for kind in (PasswordError, InUseError) if any(isinstance(e, kind) for e in errors))

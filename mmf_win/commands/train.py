@@ -179,17 +179,17 @@ def command(
     preset, command_options = next(iter(names), None), replace(command_options, overrides=overrides)
     _require_one_start(preset, command_options, resume, init, source)
     active_trackers = enabled_trackers(trackers, upload_options)
-    places = MmfPaths.resolve(data_dir, save_dir)
-    if is_task_folder(places.save_dir):  # the other tasks of the sweep are uploaded, too
+    mmf_paths = MmfPaths.resolve(data_dir, save_dir)
+    if is_task_folder(mmf_paths.save_dir):  # the other tasks of the sweep are uploaded, too
         require_no_env_run_id(active_trackers)
-    _require_not_a_run(preset, places)
+    _require_not_a_run(preset, mmf_paths)
     if resume is not None and profile is not None:
         job = find_profile_job(resume, preset, command_options, data_dir, save_dir)
     elif resume is not None:
         require_optimizer_kept(overrides)
-        job = training.job_to_resume(resume, preset, command_options, name, data_dir, places)
+        job = training.job_to_resume(resume, preset, command_options, name, data_dir, mmf_paths)
     else:
-        job = training.job_from_preset(str(preset), command_options, places, name, init=init, source=source)
+        job = training.job_from_preset(str(preset), command_options, mmf_paths, name, init=init, source=source)
     if profile is not None:
         profile_training(job, profile, as_json=as_json)
         return None
@@ -241,12 +241,12 @@ def _require_one_start(
     require_trainable(command_options, resumes=(resume, init) != (None, None))
 
 
-def _require_not_a_run(preset: str | None, places: MmfPaths) -> None:
+def _require_not_a_run(preset: str | None, mmf_paths: MmfPaths) -> None:
     """Reject the name of a run in the place of a preset."""
     if preset is None or preset in presets.names() or expand_home(preset).exists():
         return
-    if any(iter_matching_runs(places.save_dir, preset)):
-        resume_command = format_command("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
+    if any(iter_matching_runs(mmf_paths.save_dir, preset)):
+        resume_command = format_command("mmfw", "train", "--resume", preset, "--save-dir", mmf_paths.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"run `{resume_command}`")
 
 
@@ -291,8 +291,8 @@ def _print_presets(as_json: bool) -> None:
     loaded = [presets.load(name) for name in presets.names()]
     version, weights = None, {}
     with suppress(MmfEnvironmentError, UsageError):  # the list is useful without MMF and its zoo, too
-        mmf, places = find_mmf(), MmfPaths.resolve()
-        weights = {p.name: find_weights(p, mmf, places) is not None for p in loaded}
+        mmf, mmf_paths = find_mmf(), MmfPaths.resolve()
+        weights = {p.name: find_weights(p, mmf, mmf_paths) is not None for p in loaded}
         version = mmf.version
     if as_json:
         entries = []

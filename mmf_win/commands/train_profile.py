@@ -46,8 +46,8 @@ def find_profile_job(
         raise UsageError(f"{resume}: --profile starts at update 0, not at a checkpoint", hint=hint)
     run_spec = None if resume in ("best", "last") else resume
     preset_name = None if preset is None else presets.load(preset).name
-    places = MmfPaths.resolve(data_dir, save_dir)
-    run = lookup.first_usable_run(places.save_dir, run_spec, lambda run: run, preset_name)
+    mmf_paths = MmfPaths.resolve(data_dir, save_dir)
+    run = lookup.first_usable_run(mmf_paths.save_dir, run_spec, lambda run: run, preset_name)
     return job_from_run(run, options, data_dir, save_dir)
 
 

@@ -53,8 +53,8 @@ def command(arguments: Sequence[str], full: bool, data_dir: Path | None, save_di
     Raises:
         DataError: Something is damaged.
     """
-    names, overrides, places = resolve_arguments(arguments, data_dir, save_dir)
-    results = verify_parts(names, places, overrides, full=full)
+    names, overrides, mmf_paths = resolve_arguments(arguments, data_dir, save_dir)
+    results = verify_parts(names, mmf_paths, overrides, full=full)
     print_results(results, as_json=as_json)
     damaged = [result for result in results if result.state == "damaged"]
     if damaged:
@@ -62,7 +62,7 @@ def command(arguments: Sequence[str], full: bool, data_dir: Path | None, save_di
         parts = dict.fromkeys(result.part for result in damaged if result.error is None)
         if not parts:
             raise DataError(message)
-        folders = [*data_dir_arguments(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
+        folders = [*data_dir_arguments(mmf_paths.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
         repair = format_command("mmfw", "repair", *(arguments or parts), *folders)
         raise DataError(message, hint=f"run `{repair}`")
 

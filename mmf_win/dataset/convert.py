@@ -84,7 +84,7 @@ class ConversionResult:
 
 def convert(
     source: Path,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     *,
     ask: PasswordCallback | None = None,
     force: bool = False,
@@ -94,7 +94,7 @@ def convert(
 
     Args:
         source: Archive or folder.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         ask: Returns the password of an encrypted archive.
         force: Replace images and annotations from another source; features and extras are kept.
         allow_missing: Exclude rows without an image, instead of refusing the archive.
@@ -111,7 +111,7 @@ def convert(
     """
     start_time = time.monotonic()
     source = source.absolute()
-    paths, mmfw_folders = places.dataset, _list_mmfw_folders(source, places)
+    paths, mmfw_folders = mmf_paths.dataset, _list_mmfw_folders(source, mmf_paths)
     interrupted = not finish_installation(paths.root)
     notes = load_manifest_notes(paths.root)
     same_source = notes is not None and notes.source is not None and notes.source.is_same(source, exclude=mmfw_folders)
@@ -120,7 +120,7 @@ def convert(
     # An edited manifest shows which files belong to the user, but not which are intact.
     manifest = None if old_manifest is None or old_manifest.was_changed else old_manifest
     if manifest is not None and manifest.result and same_source and not force:
-        repaired = repair_dataset(places, source, ask=ask)
+        repaired = repair_dataset(mmf_paths, source, ask=ask)
         seconds = time.monotonic() - start_time
         return replace(ConversionResult.from_manifest(manifest), already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
@@ -158,9 +158,9 @@ def convert(
         return result
 
 
-def _list_mmfw_folders(source: Path, places: MmfPaths) -> tuple[Path, ...]:
+def _list_mmfw_folders(source: Path, mmf_paths: MmfPaths) -> tuple[Path, ...]:
     """Return the subfolders of a source folder in which mmfw and MMF write."""
-    data_dir, output_folders = places.data_dir, (places.cache_dir, places.save_dir)
+    data_dir, output_folders = mmf_paths.data_dir, (mmf_paths.cache_dir, mmf_paths.save_dir)
     folders = (data_dir / "datasets", data_dir / "models", *output_folders)
     return tuple(folder for folder in folders if source in folder.parents)
 
@@ -216,13 +216,15 @@ def _required_bytes(archive: Archive, layout: Layout) -> int:
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
 
 
-def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None) -> list[str]:
+def repair_dataset(
+    mmf_paths: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None
+) -> list[str]:
     """Rewrite damaged or missing files of the dataset, and complete a killed conversion.
 
     Files that mmfw did not write, such as the user's annotations, do not change.
 
     Args:
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         archive: Archive or folder of the dataset; by default, the recorded one.
         ask: Returns the password of an encrypted archive.
 
@@ -234,13 +236,13 @@ def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Passwo
         DamagedManifestError: The damaged files are unknown; :func:`convert` rewrites all of them.
         ArchiveError, PasswordError, ResourceError: As for :func:`convert`; nothing was changed.
     """  # noqa: DOC501 - a function makes the error
-    paths = places.dataset
+    paths = mmf_paths.dataset
     finish_installation(paths.root)
     manifest = load_dataset_manifest(paths)
     if manifest is None:
         message = f"{paths.root}: without a manifest, damaged files cannot be found"
         convert_command = format_command(
-            "mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(places.data_dir)
+            "mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(mmf_paths.data_dir)
         )
         raise DatasetError(message, hint=f"run `{convert_command}` to convert it again")
     names = [problem.path for problem in find_damage(manifest, title="Verifying the dataset")]
@@ -251,12 +253,16 @@ def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Passwo
     source = archive or find_source_archive(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
     opened_archive = open_archive(source, ask)
-    layout = find_layout(source, opened_archive.members, _list_mmfw_folders(source, places))
+    layout = find_layout(source, opened_archive.members, _list_mmfw_folders(source, mmf_paths))
     opened_archive.check_password()
     with open_staging(paths.root) as staging:
-        only, kept = set(names), manifest.files
         _, _, files = unpack_dataset(
-            opened_archive, layout, staging, allow_missing=True, selected_files=only, converted_files=kept
+            opened_archive,
+            layout,
+            staging,
+            allow_missing=True,
+            selected_files=set(names),
+            converted_files=manifest.files,
         )
         install_repaired(staging, manifest, files, names, source)
     _log.info("%s: rewrote the damaged files from %s", paths.root, source)

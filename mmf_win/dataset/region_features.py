@@ -22,7 +22,7 @@ _LMDB_DATA = "detectron.lmdb/data.mdb"
 
 def extract_features(
     archive: Path,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     *,
     version: ZooVersion | None,
     ask: PasswordCallback | None = None,
@@ -33,7 +33,7 @@ def extract_features(
 
     Args:
         archive: Archive or folder that contains the LMDB at any depth.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         version: Version of MMF's download; with it, MMF's marker is written, so that MMF downloads nothing.
         ask: Returns the password of an encrypted archive.
         force: Replace features from another source.
@@ -51,7 +51,7 @@ def extract_features(
     """
     if not archive.exists():
         raise ArchiveError(f"{archive}: file or folder not found", hint="check the path")
-    features = places.dataset.features
+    features = mmf_paths.dataset.features
     marker = features / ".built.json"
     finish_installation(features)
     if not force and (features / _LMDB_DATA).exists():

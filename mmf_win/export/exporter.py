@@ -143,13 +143,9 @@ def _compare_with_run(
     Raises:
         CheckFailedError: A probability differs by more than ``tolerance``.
     """
-    rows, name, count, sample, largest = (
-        model.target.rows,
-        model.target.name,
-        len(expected),
-        model.sample_numbers,
-        0.0,
-    )
+    rows, name = model.target.rows, model.target.name
+    count, sample = len(expected), model.sample_numbers
+    largest = 0.0
     probas, timings = {}, {}
     for batch, numbers in ((_BATCH_SIZE, range(count)), *((batch, sample) for batch in _SMALL_BATCH_SIZES)):
         probas[batch], timings[batch] = model.predict(numbers, batch)
@@ -184,10 +180,8 @@ def _switch_to_int8(
     files = [model.folder / name for name in ("model.onnx", "int8.onnx")]
     sizes = [file.stat().st_size for file in files]
     rename(files[1], files[0])
-    int8_probas, (_, int8_timings) = (
-        model.predict(range(len(fp32_probas)), _BATCH_SIZE)[0],
-        model.predict(model.sample_numbers, 1),
-    )
+    int8_probas, _ = model.predict(range(len(fp32_probas)), _BATCH_SIZE)
+    _, int8_timings = model.predict(model.sample_numbers, 1)
     comparison = _compare_aurocs(labels, fp32_probas, int8_probas)
     if -comparison["difference"] > max_auroc_drop:
         raise CheckFailedError(

@@ -62,11 +62,11 @@ class ArchiveInput(InputFiles):
         Returns:
             The state of the files.
         """
-        finding = super().verify(full=full, record=record)
-        if record and self.entry and finding.is_usable:
+        result = super().verify(full=full, record=record)
+        if record and self.entry and result.is_usable:
             with suppress(OSError):  # the folder may be read-only
                 mark_built(self.entry.marker, self.entry.version)
-        return finding
+        return result
 
     def _load_manifest(self) -> Manifest | None:
         require_complete_install(self.folder)
@@ -137,11 +137,11 @@ class ArchiveInput(InputFiles):
         """Return the URL and the SHA-256 of the archive."""
         return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
 
-    def unrepairable_error(self, finding: VerificationResult) -> DataError | None:
+    def unrepairable_error(self, result: VerificationResult) -> DataError | None:
         """Return an error if no archive contains the files, such as files built by mmfw."""
         manifest = self._load_any_manifest()
         is_in_archive = manifest.hash_origin != "built" and (self.entry or manifest.source)
-        return None if is_in_archive else super().unrepairable_error(finding)
+        return None if is_in_archive else super().unrepairable_error(result)
 
     def mirror_file_names(self) -> Sequence[str]:
         """Return the possible file names of the archive."""
@@ -169,13 +169,13 @@ class ArchiveInput(InputFiles):
         """Return where to download the archive; the zoo's folder may differ from the configured folder."""
         return self.entry.archive if self.entry else self.folder / "".join(self.mirror_file_names()[:1])
 
-    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
+    def fetch(self, mirror: Mirror, result: VerificationResult) -> None:
         """Unpack the first archive that contains the intact files; download it if there is none."""
         if is_install_incomplete(self.folder):
             finish_installation(self.folder)
             if self.verify().is_usable:
                 return
-        super().fetch(mirror, finding)
+        super().fetch(mirror, result)
         manifest, archive, (url, sha256) = (self._load_any_manifest(), self._archive_path(), self.published_origin())
         source = manifest.source
         user_archive = source if source and manifest.hash_origin != "published" and source.sha256 != sha256 else None
@@ -191,7 +191,7 @@ class ArchiveInput(InputFiles):
         if user_archive:
             message = f"{self.folder}: unpacked from {user_archive.name}, which is not in MMF's zoo"
             raise DataError(message, hint=missing_archive_hint(user_archive.name, self.folder))
-        self._require_replaceable(manifest, finding)
+        self._require_replaceable(manifest, result)
         archive.parent.mkdir(parents=True, exist_ok=True)
         mirror.download(self.mirror_file_names(), url, archive, self.title, sha256)
         self._unpack(archive, mirror, sha256)
@@ -200,7 +200,7 @@ class ArchiveInput(InputFiles):
         else:
             remove(archive)
 
-    def _require_replaceable(self, manifest: Manifest, finding: VerificationResult) -> None:
+    def _require_replaceable(self, manifest: Manifest, result: VerificationResult) -> None:
         """Refuse to replace files by a download that may have different content."""
 
     def _unpack(self, archive: Path, mirror: Mirror, sha256: str | None) -> None:
@@ -225,10 +225,10 @@ class ArchiveInput(InputFiles):
         """Return a copy with the entry of the installed MMF's zoo."""
         if self.entry:
             return self
-        dataset = self.places.dataset
+        dataset = self.mmf_paths.dataset
         part = {dataset.features: "features", dataset.root / "extras": "extras"}.get(self.folder)
         try:
-            zoo = Zoo(find_mmf().root, self.places)
+            zoo = Zoo(find_mmf().root, self.mmf_paths)
             entry = zoo.dataset_entry(part) if part else zoo.model_entry(self.folder.name)
         except (MmfEnvironmentError, UsageError):
             return self
@@ -258,16 +258,16 @@ class RegionFeaturesInput(ArchiveInput):
     def _require_structure(self, _files: Sequence[Path]) -> None:
         read_image_keys(self.lmdb(), read_records=True)
 
-    def unrepairable_error(self, finding: VerificationResult) -> DataError | None:
+    def unrepairable_error(self, result: VerificationResult) -> DataError | None:
         """Return the same error as for other archives, with a hint how to build other features."""
-        return super().unrepairable_error(finding) and self._damaged_features_error(finding)
+        return super().unrepairable_error(result) and self._damaged_features_error(result)
 
-    def _require_replaceable(self, manifest: Manifest, finding: VerificationResult) -> None:
-        if finding.state == "damaged" and manifest.source is None:
-            raise self._damaged_features_error(finding, "; their source is unknown")
+    def _require_replaceable(self, manifest: Manifest, result: VerificationResult) -> None:
+        if result.state == "damaged" and manifest.source is None:
+            raise self._damaged_features_error(result, "; their source is unknown")
 
-    def _damaged_features_error(self, finding: VerificationResult, detail: str = "") -> DataError:
-        problems = "; ".join(finding.problems)
+    def _damaged_features_error(self, result: VerificationResult, detail: str = "") -> DataError:
+        problems = "; ".join(result.problems)
         prefix = "" if problems.startswith(str(self.folder)) else f"{self.folder}: "
         message = f"{prefix}{problems}{detail}"
         return DamagedFeaturesError(message, hint=rebuild_features_hint(self.lmdb()))

@@ -24,42 +24,42 @@ _RESNET152_URL = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 
 
 def list_config_inputs(
-    root: Path, places: MmfPaths, config: Settings, slots: Sequence[str] = ("train", "val")
+    root: Path, mmf_paths: MmfPaths, config: Settings, slots: Sequence[str] = ("train", "val")
 ) -> list[InputFiles]:
     """List the files that a run reads, except annotations, images and the run's own checkpoints.
 
     Args:
         root: Folder that contains the package ``mmf``.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         config: Result of :func:`mmf_win.upstream.config.resolve_config`.
         slots: MMF's splits that are read: ``train``, ``val`` or ``test``.
 
     Returns:
         Each input once. Errors are those of :class:`Zoo`.
     """
-    zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
+    zoo = Zoo(root, mmf_paths, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     inputs = [
         *_feature_inputs(zoo, config["dataset"], slots),
         *_vocabulary_inputs(zoo, config),
         *_pretrained_inputs(zoo, config["checkpoint"]),
         *_encoder_inputs(zoo, config["model"]),
-        *_model_inputs(config, places),
+        *_model_inputs(config, mmf_paths),
     ]
     return list(dict.fromkeys(inputs))
 
 
 def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterator[InputFiles]:
-    places = zoo.mmf_paths
+    mmf_paths = zoo.mmf_paths
     for path in dict.fromkeys(list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []):
         if path.suffix == ".lmdb":
-            is_default_folder = path.parent == places.dataset.features
+            is_default_folder = path.parent == mmf_paths.dataset.features
             entry = zoo.dataset_entry("features") if is_default_folder else None
             data_name = f"{path.name}/data.mdb"
-            yield RegionFeaturesInput("region features", path.parent, places, (data_name,), entry=entry)
+            yield RegionFeaturesInput("region features", path.parent, mmf_paths, (data_name,), entry=entry)
         else:
             files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.npy"))
             folder, names = (path, tuple(files)) if files else (path.parent, (path.name,))
-            yield InputFiles("region features", folder, places, names)
+            yield InputFiles("region features", folder, mmf_paths, names)
 
 
 def list_feature_lmdbs(dataset: Settings, slots: Sequence[str]) -> set[Path]:
@@ -103,10 +103,10 @@ def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> 
         yield InputFiles("GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint)
 
 
-def extras_input(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> ArchiveInput:
+def extras_input(mmf_paths: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> ArchiveInput:
     """Return the dataset's extras, which contain vocabularies."""
-    folder = places.dataset.root / "extras"
-    return ArchiveInput("vocabulary", folder, places, tuple(names), entry=entry, choose=_choose_extras)
+    folder = mmf_paths.dataset.root / "extras"
+    return ArchiveInput("vocabulary", folder, mmf_paths, tuple(names), entry=entry, choose=_choose_extras)
 
 
 def _choose_extras(member: str) -> str | None:
@@ -145,10 +145,10 @@ def _encoder_inputs(zoo: Zoo, model: Settings) -> Iterator[InputFiles]:
             yield resnet152_input(torch_home() / "hub" / "checkpoints", zoo.mmf_paths)
 
 
-def resnet152_input(folder: Path, places: MmfPaths) -> UrlInput:
+def resnet152_input(folder: Path, mmf_paths: MmfPaths) -> UrlInput:
     """Return the weights that torchvision downloads into a folder of PyTorch Hub."""
     name = _RESNET152_URL.rpartition("/")[2]
-    return UrlInput("ResNet-152", folder, places, (name,), _RESNET152_URL)
+    return UrlInput("ResNet-152", folder, mmf_paths, (name,), _RESNET152_URL)
 
 
 def _fc7_input(zoo: Zoo, weights: Path, bias: Path) -> InputFiles:
@@ -163,7 +163,7 @@ def _fc7_input(zoo: Zoo, weights: Path, bias: Path) -> InputFiles:
     return ArchiveInput(title, weights.parent, zoo.mmf_paths, names, entry=matching_entry)
 
 
-def _model_inputs(config: Settings, places: MmfPaths) -> Iterator[hub.LocalModelInput]:
+def _model_inputs(config: Settings, mmf_paths: MmfPaths) -> Iterator[hub.LocalModelInput]:
     """Yield the BERTs and CLIPs, with weights or with their tokenizers only."""
     model = config["model"]
     # A model does not use its own BERT if its text encoder has another type.
@@ -177,14 +177,14 @@ def _model_inputs(config: Settings, places: MmfPaths) -> Iterator[hub.LocalModel
     tokenizers = [(params.get("tokenizer_config") or {}).get("type"), params.get("from_pretrained")]
     for name in dict.fromkeys(str(name) for name in (*berts, clip, *tokenizers) if name):
         if name == clip:
-            yield hub.make_model_input(name, places, weights=hub.SAFETENSORS, kind="CLIP")
+            yield hub.make_model_input(name, mmf_paths, weights=hub.SAFETENSORS, kind="CLIP")
         else:
-            yield hub.make_model_input(name, places, weights=hub.WEIGHTS if name in berts else ())
+            yield hub.make_model_input(name, mmf_paths, weights=hub.WEIGHTS if name in berts else ())
 
 
-def may_query_hub(config: Settings, places: MmfPaths) -> bool:
+def may_query_hub(config: Settings, mmf_paths: MmfPaths) -> bool:
     """Return whether a run with complete inputs may request other files from the Hugging Face Hub."""
-    snapshots = [hub.find_snapshot(item.source) for item in _model_inputs(config, places) if item.source]
+    snapshots = [hub.find_snapshot(item.source) for item in _model_inputs(config, mmf_paths) if item.source]
     unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
     return (
         bool(unlisted) or not snapshots or not all(folder and hub.is_known_model_type(folder) for folder in snapshots)
@@ -200,38 +200,42 @@ def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
             yield from _iter_module_params(value, module_type)
 
 
-def inputs_on_disk(places: MmfPaths) -> list[InputFiles]:
+def inputs_on_disk(mmf_paths: MmfPaths) -> list[InputFiles]:
     """List the inputs in the data folder and those read from caches of other programs."""
     folders: set[Path] = set()
-    for folder_name, subfolders, names in os.walk(places.data_dir):
+    for folder_name, subfolders, names in os.walk(mmf_paths.data_dir):
         subfolders[:] = [name for name in subfolders if not name.startswith(".mmfw-")]
         if (
             MANIFEST_NAME in names
-            or Path(folder_name) == places.dataset.features
+            or Path(folder_name) == mmf_paths.dataset.features
             or is_install_incomplete(Path(folder_name))
         ):
             folders.add(Path(folder_name))
-    inputs = [item for folder in sorted(folders - {places.dataset.root}) for item in _folder_inputs(folder, places)]
+    inputs = [
+        item for folder in sorted(folders - {mmf_paths.dataset.root}) for item in _folder_inputs(folder, mmf_paths)
+    ]
     cached_paths = (
-        path for path in map(Path, load_known_hashes(places.cache_dir).files) if _is_in_this_data_dir(path, places)
+        path
+        for path in map(Path, load_known_hashes(mmf_paths.cache_dir).files)
+        if _is_in_this_data_dir(path, mmf_paths)
     )
     # A missing folder was removed by its owner.
     shared_inputs = (
-        item for item in _shared_cache_inputs(cached_paths, places) if any(path.is_file() for path in item.files())
+        item for item in _shared_cache_inputs(cached_paths, mmf_paths) if any(path.is_file() for path in item.files())
     )
     return [*inputs, *shared_inputs]
 
 
-def _is_in_this_data_dir(path: Path, places: MmfPaths) -> bool:
+def _is_in_this_data_dir(path: Path, mmf_paths: MmfPaths) -> bool:
     """Return whether a file is in no other data folder.
 
     All data folders share the cache folder, in which the list of known hashes is stored.
     """
     datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
-    return path.is_relative_to(places.data_dir) or not any(datasets)
+    return path.is_relative_to(mmf_paths.data_dir) or not any(datasets)
 
 
-def _folder_inputs(folder: Path, places: MmfPaths) -> Iterator[InputFiles]:
+def _folder_inputs(folder: Path, mmf_paths: MmfPaths) -> Iterator[InputFiles]:
     """Yield the files in the folder's manifest, and region features without a manifest."""
     lmdb_data = "detectron.lmdb/data.mdb"
     names: tuple[str, ...] = (lmdb_data,) if (folder / lmdb_data).is_file() else ()
@@ -242,19 +246,19 @@ def _folder_inputs(folder: Path, places: MmfPaths) -> Iterator[InputFiles]:
     except DataError:  # reported when the files are verified
         notes = load_manifest_notes(folder)
         names = names or tuple(notes.stamps if notes else ())
-    if folder == places.dataset.features or (manifest and manifest.hash_origin == "built"):
-        title = "region features" if folder == places.dataset.features else folder.name
+    if folder == mmf_paths.dataset.features or (manifest and manifest.hash_origin == "built"):
+        title = "region features" if folder == mmf_paths.dataset.features else folder.name
         for name in names:
-            features = RegionFeaturesInput(title, folder, places, (name,))
+            features = RegionFeaturesInput(title, folder, mmf_paths, (name,))
             # Files without a manifest are accepted only if their archive is gone.
             yield features if manifest else features.with_source()
-    elif folder == places.dataset.root / "extras":
-        yield extras_input(places, names)
+    elif folder == mmf_paths.dataset.root / "extras":
+        yield extras_input(mmf_paths, names)
     else:
-        yield ArchiveInput(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
+        yield ArchiveInput(folder.relative_to(mmf_paths.data_dir).as_posix(), folder, mmf_paths, names)
 
 
-def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[InputFiles]:
+def _shared_cache_inputs(paths: Iterable[Path], mmf_paths: MmfPaths) -> Iterator[InputFiles]:
     """Yield files in folders of other programs, grouped by folder."""
     by_folder: dict[Path, set[str]] = {}
     for path in paths:
@@ -262,10 +266,10 @@ def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[In
     for folder, names in by_folder.items():
         if (model := hub.name_from_snapshot(folder)) is not None:
             weights = hub.WEIGHTS if names & set(hub.WEIGHTS) else ()
-            yield hub.make_model_input(model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT")
+            yield hub.make_model_input(model, mmf_paths, weights=weights, kind="CLIP" if "clip" in model else "BERT")
             continue
-        resnet = resnet152_input(folder, places)
+        resnet = resnet152_input(folder, mmf_paths)
         if names & set(resnet.names):
             yield resnet
         if other_names := names - set(resnet.names):
-            yield InputFiles(str(folder), folder, places, tuple(sorted(other_names)))
+            yield InputFiles(str(folder), folder, mmf_paths, tuple(sorted(other_names)))

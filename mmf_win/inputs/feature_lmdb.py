@@ -67,13 +67,13 @@ def read_image_keys(folder: Path, *, read_records: bool = False) -> frozenset[st
     return frozenset(keys)
 
 
-def add_features(folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force: bool = False) -> dict[str, Any]:
+def add_features(folders: Sequence[Path], lmdb: Path, mmf_paths: MmfPaths, *, force: bool = False) -> dict[str, Any]:
     """Build an LMDB with a manifest from the features in folders; on failure, nothing changes.
 
     Args:
         folders: Contain ``NAME.npy`` and ``NAME_info.npy``, as written by MMF's extraction scripts.
         lmdb: The LMDB's folder.
-        places: Folders of MMF, with the splits that the images are compared with.
+        mmf_paths: Folders of MMF, with the splits that the images are compared with.
         force: Replace an existing LMDB.
 
     Returns:
@@ -90,7 +90,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force
     """
     require_packages("lmdb", "numpy")
     splits = {
-        split: read_annotations(places.dataset.annotation_file(split)) for split in splits_on_disk(places.dataset)
+        split: read_annotations(mmf_paths.dataset.annotation_file(split)) for split in splits_on_disk(mmf_paths.dataset)
     }
     sources = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with open_staging(lmdb.parent, wait=True) as staging:

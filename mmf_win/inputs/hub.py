@@ -100,14 +100,14 @@ class HubModelInput(LocalModelInput):
         return "the published SHA-256" if weights_sha256 else super()._verified_against(files, manifest)
 
     def _to_intact_result(
-        self, finding: VerificationResult, files: Iterable[Path], manifest: Manifest, verified: float
+        self, result: VerificationResult, files: Iterable[Path], manifest: Manifest, verified: float
     ) -> VerificationResult:
         weights_path, sha256 = str([*files][-1]), self.published_origin()[1]
         entry = manifest.files.get(weights_path)  # None if the file changed while it was read
         if self.weights and sha256 and entry and entry.sha256 != sha256:
             problem = f"changed: {weights_path} (not the weights of {self.source})"
-            return replace(finding, state="damaged", problems=(problem,))
-        return super()._to_intact_result(finding, files, manifest, verified)
+            return replace(result, state="damaged", problems=(problem,))
+        return super()._to_intact_result(result, files, manifest, verified)
 
     def files(self) -> list[Path]:
         """Return the files of the newest cached revision."""
@@ -137,13 +137,13 @@ class HubModelInput(LocalModelInput):
             if not self._list_missing_names(_list_model_files(candidate, weights=self.weights))
         ]
 
-    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
+    def fetch(self, mirror: Mirror, result: VerificationResult) -> None:
         """Copy or download the model into Hugging Face's cache.
 
         Raises:
             MmfEnvironmentError: There is no copy, and the download is disabled or failed.
         """
-        del finding  # the model is replaced, whatever its state
+        del result  # the model is replaced, whatever its state
         if copy := next(filter(self._has_published_weights, self.find_copies(mirror)), None):
             self._copy_into_cache(copy)
         elif mirror.offline or _is_offline():
@@ -218,12 +218,12 @@ class HubModelInput(LocalModelInput):
             raise MmfEnvironmentError(f"{self.source}: no configuration or vocabulary on the Hugging Face Hub")
 
 
-def make_model_input(name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT") -> LocalModelInput:
+def make_model_input(name: str, mmf_paths: MmfPaths, *, weights: Sequence[str], kind: str = "BERT") -> LocalModelInput:
     """Return the input of a model, given by its name on the Hugging Face Hub or by its folder.
 
     Args:
         name: Name or folder.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         weights: File names of the weights, in order of preference; empty for the tokenizer only.
         kind: Name of the architecture in messages.
 
@@ -233,11 +233,11 @@ def make_model_input(name: str, places: MmfPaths, *, weights: Sequence[str], kin
     folder = Path(name)
     kind = kind if weights else "tokenizer"
     if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:  # not a name on the Hub
-        return LocalModelInput(f"{kind} {folder.name}", folder, places, weights=weights)
+        return LocalModelInput(f"{kind} {folder.name}", folder, mmf_paths, weights=weights)
     title = f"{kind} {folder.name.partition('@')[0]}"
     if weights and name in _PUBLISHED_WEIGHTS:
         weights = _PUBLISHED_WEIGHTS[name][0]
-    return HubModelInput(title, _cache_folder(name), places, source=name, weights=weights)
+    return HubModelInput(title, _cache_folder(name), mmf_paths, source=name, weights=weights)
 
 
 def find_snapshot(name: str) -> Path | None:

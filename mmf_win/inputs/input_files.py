@@ -141,7 +141,7 @@ class InputFiles:
         disk_space_factor: Disk space during installation, as a multiple of the download size.
         title: Name in messages.
         folder: Contains all files; for a model of the Hub, the folder of all its versions.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         names: Files that a run opens, relative to the folder, with ``/``.
         source: URL or model name from which they can be downloaded; None if unknown.
         hint: Next step if they are missing or damaged.
@@ -150,24 +150,24 @@ class InputFiles:
     disk_space_factor: ClassVar[int] = 1
     title: str
     folder: Path
-    places: MmfPaths = field(repr=False)
+    mmf_paths: MmfPaths = field(repr=False)
     names: tuple[str, ...] = ()
     source: str | None = None
     hint: str = "put an intact copy there; mmfw cannot download it"
 
     def quick_check(self) -> VerificationResult:
         """Return the state of the files without reading their content."""
-        finding, files, manifest = self._inspect()
+        result, files, manifest = self._inspect()
         file_manifest = manifest and restrict_manifest(files, manifest)
-        if finding.state != "not verified" or file_manifest is None:
-            return finding
+        if result.state != "not verified" or file_manifest is None:
+            return result
         for name, entry in file_manifest.files.items():
             size = (file_manifest.folder / name).stat().st_size
             if entry.size not in (None, size):
                 problem = f"changed: {name} ({size} instead of {entry.size} bytes)"
-                return replace(finding, state="damaged", problems=(problem,))
+                return replace(result, state="damaged", problems=(problem,))
         verified = oldest_check_time(file_manifest)
-        return finding if verified is None else self._to_intact_result(finding, files, file_manifest, verified)
+        return result if verified is None else self._to_intact_result(result, files, file_manifest, verified)
 
     def verify(self, *, full: bool = False, record: bool = True) -> VerificationResult:
         """Verify the files, reading only those that changed since they were last read.
@@ -179,22 +179,22 @@ class InputFiles:
         Returns:
             The state of the files, with problems if they are damaged or missing.
         """
-        finding, files, manifest = self._inspect()
-        if finding.state != "not verified":
-            return finding
+        result, files, manifest = self._inspect()
+        if result.state != "not verified":
+            return result
         try:
             manifest, damage = self._verify_hashes(files, manifest, full, record)
         except DataError as error:  # unpacking unsafe features again would not help
             unsafe_error = error if isinstance(error, UnsafeFeaturesError) else None
-            return replace(finding, state="damaged", problems=(str(error),), error=unsafe_error)
+            return replace(result, state="damaged", problems=(str(error),), error=unsafe_error)
         if manifest is None:
-            return replace(finding, state="recorded", verified_against="nothing (folder not writable)")
+            return replace(result, state="recorded", verified_against="nothing (folder not writable)")
         if damage:
-            return replace(finding, state="damaged", problems=tuple(map(str, damage)))
+            return replace(result, state="damaged", problems=tuple(map(str, damage)))
         # Stamps of files that changed just before this check are not trusted and have no check time.
         file_manifest = restrict_manifest(files, manifest)
         verified = (file_manifest and oldest_check_time(file_manifest)) or time.time()
-        return self._to_intact_result(finding, files, manifest, verified)
+        return self._to_intact_result(result, files, manifest, verified)
 
     def _inspect(self) -> tuple[VerificationResult, list[Path], Manifest | None]:
         """Look for missing files and load the recorded hashes.
@@ -204,11 +204,11 @@ class InputFiles:
         """
         files, manifest = self.files(), None
         size = sum(path.stat().st_size for path in files if path.is_file())
-        finding = VerificationResult("features", self.title, self.folder, "not verified", size=size)
+        result = VerificationResult("features", self.title, self.folder, "not verified", size=size)
         try:
             manifest = self._load_manifest()
         except (DataError, InUseError) as error:
-            return replace(finding, state="damaged", problems=(str(error),)), files, None
+            return replace(result, state="damaged", problems=(str(error),)), files, None
         if missing := self._list_missing(files):
             recorded_paths = [manifest.folder / name for name in manifest.files] if manifest else []
             # Files with a recorded hash existed before, so they can be repaired.
@@ -217,17 +217,17 @@ class InputFiles:
             absent_paths = [path for path in dict.fromkeys((*files, *expected_paths)) if not path.is_file()]
             problems = tuple(f"missing: {path}" for path in absent_paths or missing)
             state: VerificationState = "damaged" if expected_paths else "missing"
-            finding = replace(finding, state=state, problems=problems)
+            result = replace(result, state=state, problems=problems)
         elif manifest and restrict_manifest(files, manifest):
-            finding = replace(finding, verified_against=self._verified_against(files, manifest))
-        return finding, files, manifest
+            result = replace(result, verified_against=self._verified_against(files, manifest))
+        return result, files, manifest
 
     def _to_intact_result(
-        self, finding: VerificationResult, files: Iterable[Path], manifest: Manifest, verified: float
+        self, result: VerificationResult, files: Iterable[Path], manifest: Manifest, verified: float
     ) -> VerificationResult:
         verified_against = self._verified_against(files, manifest)
         state: VerificationState = "recorded" if verified_against == FIRST_READING else "intact"
-        return replace(finding, state=state, verified_at=verified, verified_against=verified_against)
+        return replace(result, state=state, verified_at=verified, verified_against=verified_against)
 
     def files(self) -> list[Path]:
         """Return the files that a run opens, existing or not; if not known in advance, the existing ones."""
@@ -239,7 +239,7 @@ class InputFiles:
 
     def _load_manifest(self) -> Manifest | None:
         """Load the manifest that may have the hashes of the files."""
-        return load_known_hashes(self.places.cache_dir)
+        return load_known_hashes(self.mmf_paths.cache_dir)
 
     def _verified_against(self, files: Iterable[Path], _manifest: Manifest) -> str:
         return "the hash in its name" if all(map(hash_in_name, files)) else FIRST_READING
@@ -248,18 +248,18 @@ class InputFiles:
         self, files: Sequence[Path], manifest: Manifest | None, full: bool, record: bool
     ) -> tuple[Manifest | None, list[FileProblem]]:
         """Return the updated manifest, or None if it cannot be written, and the damaged files."""
-        known_hashes = manifest or load_known_hashes(self.places.cache_dir)
+        known_hashes = manifest or load_known_hashes(self.mmf_paths.cache_dir)
         return verify_against_known(files, known_hashes, full=full, record=record, title=f"Verifying {self.title}")
 
     def published_origin(self) -> tuple[str | None, str | None]:
         """Return where the files are published, and their published SHA-256 if it is known."""
         return self.source, None
 
-    def unrepairable_error(self, finding: VerificationResult) -> DataError | None:
+    def unrepairable_error(self, result: VerificationResult) -> DataError | None:
         """Return the error for damaged or missing files without any source, or None if a source may exist."""
         if self.source is not None:
             return None
-        return DataError("; ".join(finding.problems), hint=self.hint, prefix=f"{self.title}:")
+        return DataError("; ".join(result.problems), hint=self.hint, prefix=f"{self.title}:")
 
     def mirror_file_names(self) -> Sequence[str]:
         """Return possible names of the files on a mirror; empty if they cannot be taken from one."""
@@ -274,7 +274,7 @@ class InputFiles:
         # None for a model, whose name is not a URL.
         return mirror.download_size(self.mirror_file_names(), self.source)
 
-    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
+    def fetch(self, mirror: Mirror, result: VerificationResult) -> None:
         """Fetch missing files and repair damaged ones, preferably from the mirror.
 
         Raises:
@@ -282,7 +282,7 @@ class InputFiles:
             DataError: The files cannot be repaired, or the download has different content.
         """
         del mirror  # used by the subclasses
-        if error := self.unrepairable_error(finding):
+        if error := self.unrepairable_error(result):
             raise error
 
     def with_source(self) -> InputFiles:
@@ -294,9 +294,9 @@ class InputFiles:
 class UrlInput(InputFiles):
     """File that a library would download; its name, the end of the URL, contains its hash."""
 
-    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
+    def fetch(self, mirror: Mirror, result: VerificationResult) -> None:
         """Copy the file from the mirror or download it."""
-        del finding  # the file is replaced, whatever its state
+        del result  # the file is replaced, whatever its state
         [target] = self.files()
         self.folder.mkdir(parents=True, exist_ok=True)
         for copy in self.find_copies(mirror):
@@ -317,7 +317,7 @@ def restrict_manifest(files: Iterable[Path], manifest: Manifest) -> Manifest | N
 
 
 def fetch_inputs(
-    inputs: Sequence[InputFiles], places: MmfPaths, mirror: Mirror, *, repair_only: bool = False
+    inputs: Sequence[InputFiles], mmf_paths: MmfPaths, mirror: Mirror, *, repair_only: bool = False
 ) -> list[VerificationResult]:
     """Fetch missing inputs and repair damaged ones; wait while another process uses the same data folder.
 
@@ -332,32 +332,32 @@ def fetch_inputs(
         DataError: An input cannot be repaired, or the download has different content.
         ResourceError: The downloads do not fit on the disk; nothing was downloaded.
     """
-    places.data_dir.mkdir(parents=True, exist_ok=True)
+    mmf_paths.data_dir.mkdir(parents=True, exist_ok=True)
     message = "waiting for another mmfw process that is downloading into this data folder"
-    with file_lock(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(message)):
-        findings = {item: item.verify() for item in inputs}
+    with file_lock(mmf_paths.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(message)):
+        results = {item: item.verify() for item in inputs}
         states = ("damaged",) if repair_only else ("missing", "damaged")
-        needed = [item for item, finding in findings.items() if finding.state in states]
+        needed = [item for item, result in results.items() if result.state in states]
         _require_usable_source(needed, mirror)
         # Unknown sizes count as 0. MMF's features take 7 GB packed and 14 GB unpacked.
         sizes = query_download_sizes(needed, mirror).items()
         for device, folder in {device_number(item.folder): item.folder for item in needed}.items():
             sizes_on_device = [(item, size or 0) for item, size in sizes if device_number(item.folder) == device]
             if required_bytes := sum(item.disk_space_factor * size for item, size in sizes_on_device):
-                is_data = folder.is_relative_to(places.data_dir)
+                is_data = folder.is_relative_to(mmf_paths.data_dir)
                 require_space(folder, required_bytes, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
         for item in needed:
             try:
-                item.fetch(mirror, findings[item])
+                item.fetch(mirror, results[item])
             except (DataError, InUseError, MmfEnvironmentError, PasswordError) as error:
-                findings[item] = replace(findings[item], error=error)
+                results[item] = replace(results[item], error=error)
             else:
-                findings[item] = replace(item.verify(), repaired=findings[item].problems)
-        failed = [finding.error for finding in findings.values() if finding.error is not None]
+                results[item] = replace(item.verify(), repaired=results[item].problems)
+        failed = [result.error for result in results.values() if result.error is not None]
         if failed and not repair_only:
             hints = dict.fromkeys(error.hint for error in failed if error.hint)
             raise type(failed[0])("\n".join(map(str, failed)), hint="; ".join(hints))
-        return [findings[item] for item in inputs]
+        return [results[item] for item in inputs]
 
 
 def query_download_sizes(inputs: Sequence[InputFiles], mirror: Mirror) -> dict[InputFiles, int | None]:

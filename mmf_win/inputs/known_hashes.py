@@ -74,10 +74,8 @@ def verify_against_known(
             problems.append(problem)
             if earlier := stamps.get(name, stamp):
                 # The file is read again every time until it is repaired.
-                new_entries[name], new_stamps[name] = (
-                    entries.get(name, ManifestEntry(_UNKNOWN_SHA256)),
-                    replace(earlier, checked_ns=0),
-                )
+                new_entries[name] = entries.get(name, ManifestEntry(_UNKNOWN_SHA256))
+                new_stamps[name] = replace(earlier, checked_ns=0)
         elif stamp is not None:
             new_entries[name], new_stamps[name] = ManifestEntry(str(sha256)), stamp
     if record:

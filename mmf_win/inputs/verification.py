@@ -26,7 +26,7 @@ from mmf_win.integrity.manifest import (
     Manifest,
     load_intact_manifest,
     load_manifest_notes,
-    repair_command,
+    repair_hint,
 )
 from mmf_win.integrity.verify import VerificationResult, find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
@@ -65,9 +65,9 @@ class VerifiedInputs:
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
 
-def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
+def verify_inputs(  # noqa: PLR0913 - three of them are switches of one command
     root: Path,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     config: Settings,
     *,
     slots: Sequence[str],
@@ -81,7 +81,7 @@ def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
 
     Args:
         root: Folder that contains the package ``mmf``.
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         config: Result of :func:`mmf_win.upstream.config.resolve_config`.
         slots: MMF's splits that are read: ``train``, ``val`` or ``test``.
         allow_missing: Exclude rows without features or image; a prediction needs every row.
@@ -99,18 +99,18 @@ def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
         MmfEnvironmentError: A model is missing and cannot be downloaded.
     """
     _require_named_files(config, slots)
-    _require_dataset(places, config["dataset"], slots)
-    inputs = list_config_inputs(root, places, config, slots)
-    findings = {item: item.verify() if record else _verify_in_dry_run(item) for item in inputs}
+    _require_dataset(mmf_paths, config["dataset"], slots)
+    inputs = list_config_inputs(root, mmf_paths, config, slots)
+    results = {item: item.verify() if record else _verify_in_dry_run(item) for item in inputs}
     # Libraries would download these themselves, but only after all of MMF is loaded.
-    models = [item for item in inputs if findings[item].state == "missing" and item.source is not None]
-    arguments = [*hint_arguments, *data_dir_arguments(places.data_dir)]
-    _require_intact([(item, findings[item]) for item in inputs if item not in models], arguments)
+    models = [item for item in inputs if results[item].state == "missing" and item.source is not None]
+    arguments = [*hint_arguments, *data_dir_arguments(mmf_paths.data_dir)]
+    _require_intact([(item, results[item]) for item in inputs if item not in models], arguments)
     fetch_command = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *arguments)
     for item in models:
         _log.warning("%s not found; fetching it", item.title)
         fetch_inputs(
-            [item], places, Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
+            [item], mmf_paths, Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
         )
     dataset = config["dataset"]
     by_path = {file.path: file for file in loaded_annotations}
@@ -121,15 +121,16 @@ def verify_inputs(  # noqa: PLR0913 - four of them are switches of one command
         if not rows[slot]:
             raise DatasetError(f"{files[slot].path}: no memes found")
         require_labels(str(files[slot].path), slot, rows[slot])
-    predicts, root = "train" not in slots, places.dataset.root
-    kept_by_slot = _find_kept_rows(root, dataset, files, predicts=predicts, allow_missing=allow_missing)
+    kept_by_slot = _find_kept_rows(
+        mmf_paths.dataset.root, dataset, files, predicts="train" not in slots, allow_missing=allow_missing
+    )
     return VerifiedInputs(
         {slot: (files[slot].path, kept_rows) for slot, kept_rows in kept_by_slot.items()},
         {
-            slot: _describe_split(places.dataset, file, len(kept_by_slot.get(slot, rows[slot])))
+            slot: _describe_split(mmf_paths.dataset, file, len(kept_by_slot.get(slot, rows[slot])))
             for slot, file in files.items()
         },
-        may_query_hub(config, places),
+        may_query_hub(config, mmf_paths),
     )
 
 
@@ -155,7 +156,7 @@ def _require_named_files(config: Settings, slots: Sequence[str]) -> None:
         raise CheckpointError(f"{checkpoint}: checkpoint not found", hint="check checkpoint.resume_file")
 
 
-def _require_intact(findings: Sequence[tuple[InputFiles, VerificationResult]], arguments: Sequence[str]) -> None:
+def _require_intact(results: Sequence[tuple[InputFiles, VerificationResult]], arguments: Sequence[str]) -> None:
     """Refuse damaged or missing inputs.
 
     Raises:
@@ -166,26 +167,26 @@ def _require_intact(findings: Sequence[tuple[InputFiles, VerificationResult]], a
         format_command("mmfw", "features", "fetch", *arguments),
     )
     for state, command in (("damaged", repair_inputs_command), ("missing", fetch_command)):
-        affected = [(item, finding) for item, finding in findings if finding.state == state]
-        for item, finding in affected:
-            if (error := finding.error or item.unrepairable_error(finding)) is not None:
-                is_in_data_dir = item.folder.is_relative_to(item.places.data_dir)
+        affected = [(item, result) for item, result in results if result.state == state]
+        for item, result in affected:
+            if (error := result.error or item.unrepairable_error(result)) is not None:
+                is_in_data_dir = item.folder.is_relative_to(item.mmf_paths.data_dir)
                 if is_in_data_dir and {"demo", "demo_clip"}.intersection(arguments):
                     demo_command = "mmfw demo --keep" + (" --model clip" if "demo_clip" in arguments else "")
                     error.hint = f"{error.hint}, or run `{demo_command}` to create it in mmfw-demo/data"
                 raise error
         if affected:
-            problems = (f"{finding.title}: {problem}" for _, finding in affected for problem in finding.problems)
+            problems = (f"{result.title}: {problem}" for _, result in affected for problem in result.problems)
             raise DataError("\n".join(problems), hint=f"run `{command}`")
 
 
-def _require_dataset(places: MmfPaths, dataset: Settings, slots: Sequence[str]) -> None:
+def _require_dataset(mmf_paths: MmfPaths, dataset: Settings, slots: Sequence[str]) -> None:
     """Refuse annotations and images that changed since the conversion.
 
     Raises:
         DataError: Files are damaged or missing.
     """
-    root = places.dataset.root
+    root = mmf_paths.dataset.root
     annotations, images = (list_dataset_paths(dataset, kind, slots) for kind in ("annotations", "images"))
     if not any(path.is_relative_to(root) for path in (*annotations, *images)):
         return  # user data, or another dataset
@@ -200,7 +201,7 @@ def _require_dataset(places: MmfPaths, dataset: Settings, slots: Sequence[str]) 
     names = [name for name in manifest.files if name in annotation_names or name.startswith(prefixes)]
     if damage := find_damage(manifest, only_files=names, title="Verifying the dataset"):
         files = "\n".join(summarize_lines([*map(str, damage)], 3))
-        hint = f"{repair_command(root)}; save your own annotations under a new name"
+        hint = f"{repair_hint(root)}; save your own annotations under a new name"
         raise DataError(f"{root}: changed since conversion:\n{files}", hint=hint)
 
 
@@ -253,7 +254,7 @@ def _find_kept_rows(
     images = [row.img for missing in missing_by_slot.values() for row in missing]
     if not keys_by_lmdb:
         folders = list_dataset_paths(dataset, "images", list(files))
-        available = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
+        available = [path.relative_to(folder).as_posix() for folder in folders for path in folder.glob("img/*")]
         hint = image_name_hint([image for image in images if image not in flaws], available) or hint
     elif any("\\" in image for image in images):
         hint = "write image paths with / instead of \\, on Windows too"

@@ -244,21 +244,21 @@ def load_intact_manifest(folder: Path) -> Manifest | None:
 
 
 def damaged_manifest_error(folder: Path, reason: str, line_number: int | None = None) -> DamagedManifestError:
-    """Return the error for a damaged ``SHA256SUMS``; the hint is a repair command if there is one."""
+    """Return the error for a damaged ``SHA256SUMS``; the hint repairs it if that is possible."""
     manifest = load_manifest_notes(folder)
-    command = repair_command(folder) if manifest and manifest.source else None
+    hint = repair_hint(folder) if manifest and manifest.source else None
     location = folder / MANIFEST_NAME if line_number is None else f"{folder / MANIFEST_NAME}:{line_number}"
-    hint = command or "delete this file; mmfw then verifies the files again"
-    return DamagedManifestError(f"{location}: {reason}", hint=hint)
+    default_hint = "delete this file; mmfw then verifies the files again"
+    return DamagedManifestError(f"{location}: {reason}", hint=hint or default_hint)
 
 
-def repair_command(folder: Path) -> str | None:
-    """Return the command that repairs a dataset or features folder, or None for another folder."""
+def repair_hint(folder: Path) -> str | None:
+    """Return the hint to repair a dataset or features folder, or None for another folder."""
     for data_dir in folder.parents:
         paths = DatasetPaths.from_data_dir(data_dir)
         if folder in (paths.root, paths.features):
             part = "dataset" if folder == paths.root else "features"
-            return f"`{format_command('mmfw', 'repair', part, *data_dir_arguments(data_dir))}`"
+            return f"run `{format_command('mmfw', 'repair', part, *data_dir_arguments(data_dir))}`"
     return None
 
 
@@ -287,7 +287,7 @@ def parse_notes(kind: type[T], values: object, folder: Path) -> T:
     try:
         return convert_to(values, kind)
     except ValueError as error:
-        message = f"{folder / _NOTES_NAME}: damaged {kind.__name__}: {error}"
+        message = f"{folder / _NOTES_NAME}: damaged: {error}"
         raise DamagedManifestError(message, hint="delete this file and convert or fetch again") from None
 
 

@@ -73,7 +73,7 @@ class SweepOptions:
     track_arguments: Sequence[str] = ()
 
     @property
-    def places(self) -> MmfPaths:
+    def mmf_paths(self) -> MmfPaths:
         """Folders of MMF."""
         return MmfPaths.resolve(self.data_dir, self.save_dir)
 
@@ -172,7 +172,7 @@ def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
             raise InUseError(_in_use_message(folder))
         tasks = [task.with_commands_reset(chosen) for task in tasks]
     if not options.cluster and any(line.split()[:1] == ["mmfw"] for line in spec.template.values()):
-        require_creatable_folders(options.places)  # one error now instead of one per task
+        require_creatable_folders(options.mmf_paths)  # one error now instead of one per task
     names_data = any("--data-dir" in command for command in spec.template.values())
     data_dir = None if names_data or options.data_dir is None else options.data_dir.absolute()
     if data_dir is not None and not data_dir.is_dir():
@@ -207,7 +207,7 @@ def run_sweep(
     with ExitStack() as stack:
         if options.cluster:
             cluster = stack.enter_context(ray_backend.connect())
-            slots = cluster.make_slots(sweep.resources, options.count, folder, options.places.data_dir)
+            slots = cluster.make_slots(sweep.resources, options.count, folder, options.mmf_paths.data_dir)
             execute = partial(cluster.run, sweep.runner)
         else:
             slots = local_slots(sweep.resources, options.count)
@@ -293,7 +293,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
         command = CommandOptions(overrides=combination, updates=options.updates, dry_run=options.dry_run)
         require_trainable(command, resumes=False, seeds=options.seeds)
         command = replace(command, seed=min(options.seeds, default=None))
-        training.prepare_plan(training.job_from_preset(source, command, options.places))
+        training.prepare_plan(training.job_from_preset(source, command, options.mmf_paths))
     return spec, text, folder
 
 

@@ -1,7 +1,7 @@
 """Extraction of an archive to a folder with a manifest of its files, all or nothing.
 
-Chosen members are written to a staging folder; they and the archive itself are hashed at the same time. Only
-then everything is moved to its place, the manifest last.
+Chosen members are written to a staging folder; they and the archive itself are hashed at the same time.
+Everything is moved into place only then, the manifest last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mmf_win.archives import Archive, Digest, Member, PasswordCallback, open_archive
+from mmf_win.archives.base import GET_AGAIN_HINT
 from mmf_win.archives.names import collision_key
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
@@ -215,7 +216,7 @@ def make_manifest(
     if expected_sha256 not in (None, source.sha256):
         hashes = f"SHA-256 {source.sha256}, expected {expected_sha256}"
         message = f"{source.path}: not the published archive ({hashes})"
-        raise ArchiveError(message, hint="download the archive again; it may be truncated")
+        raise ArchiveError(message, hint=GET_AGAIN_HINT)
     hash_origin: HashOrigin = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
     return Manifest(folder, dict(sorted(files.items())), hash_origin, source, result or {})
 

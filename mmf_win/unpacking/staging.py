@@ -44,7 +44,7 @@ from mmf_win.files import (
     to_mmfw_error,
     write_json,
 )
-from mmf_win.integrity.manifest import repair_command
+from mmf_win.integrity.manifest import repair_hint
 from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.locking import file_lock, is_locked
 from mmf_win.paths import MmfPaths
@@ -208,7 +208,7 @@ def require_complete_install(root: Path) -> None:
             raise InUseError(f"{root}: another mmfw process is installing files")
         if is_install_incomplete(root):  # the other process may have finished between the two checks
             message = f"{root}: installation of new files was interrupted"
-            hint = repair_command(root) or "run the interrupted command again"
+            hint = repair_hint(root) or "run the interrupted command again"
             raise IncompleteInstallError(message, hint=hint)
 
 

@@ -102,7 +102,7 @@ def apply_overrides(config: Any, overrides: Sequence[str], *, version: str, has_
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-            hint = format_command(f"{key}={value!r}")
+            hint = f"write `{format_command(f'{key}={value!r}')}`"
             raise UsageError(f"{override}: invalid value ({reason})", hint=hint) from None
 
 
@@ -160,7 +160,7 @@ def _list_item(key: str, list_key: str, field: str, items: Sequence[Any]) -> Any
         return items[int(index)]
     first_item_hint = f"set the first item with {list_key}[0]=VALUE, or " if items else ""
     message = f"{key}: {list_key} has no item {field.strip('[]')!r} ({len(items)} items)"
-    list_hint = "set the whole list with " + format_command(f"{list_key}=['VALUE']")
+    list_hint = "set the whole list with `" + format_command(f"{list_key}=['VALUE']") + "`"
     raise UsageError(message, hint=first_item_hint + list_hint)
 
 

@@ -64,7 +64,7 @@ class DiskCache:
             # The folder may have been removed; on Windows, another run may be reading the file.
             if not isinstance(error, FileNotFoundError) and not path.exists():
                 self._is_full = True
-                _log.warning("%s: no more images are cached (%s)", self._folder, error)
+                _log.warning("%s: nothing more is cached (%s)", self._folder, error)
 
 
 class ImageCache(DiskCache):

@@ -38,7 +38,7 @@ class StopSignal:
 
     @property
     def has_noticed_request(self) -> bool:
-        """A known stop request; a process that watches does not access the disk for this check."""
+        """True if a stop request is known; a process that watches does not access the disk for this check."""
         return self._request_noticed.is_set() if self._is_watching else self._file.exists()
 
     def is_requested(self) -> bool:

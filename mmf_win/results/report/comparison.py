@@ -72,7 +72,7 @@ class SeedGroup:
     entries: Sequence[ComparedRun]
 
     def shared_value(self, attribute: str) -> str | None:
-        """Return ``validation_rows`` or ``rows`` if all runs with a known value share it."""
+        """Return the ``validation_rows`` or ``rows`` that all runs share, "different rows", or None if unknown."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
         return "different rows" if len(values) > 1 else next(iter(values), None)
 
@@ -218,11 +218,8 @@ def build_compared_run(run_record: RunRecord, scored: ScoredSplit | None) -> Com
         DataError: The run's configuration or outcome cannot be read.
     """
     metrics = {} if scored is None else scored.metrics
-    request, summary, curves = (
-        run_record.request,
-        run_record.summary,
-        read_curves(run_record.events, run_record.attempt_outcome),
-    )
+    request, summary = run_record.request, run_record.summary
+    curves = read_curves(run_record.events, run_record.attempt_outcome)
     coverage = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
         run_record,

@@ -36,8 +36,8 @@ def register(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     weight_loading.count_loaded_tensors(observer)
     report_scoring_progress(observer)
     if (task := request.train_task).teacher_probas:
-        teacher = import_module("mmf_win.worker.hooks.distillation")
-        teacher.register(task.teacher_probas, task.teacher_weight)
+        distillation = import_module("mmf_win.worker.hooks.distillation")
+        distillation.register(task.teacher_probas, task.teacher_weight)
     if request.fast:
         fast_mode.pad_to_longest(request)
     if request.image_cache_dir is not None:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 
 def register(teacher_probas: Mapping[str, float], weight: float) -> None:
-    """Replace MMF's loss ``cross_entropy`` by a loss with a teacher that has the same name and parameters.
+    """Replace MMF's loss ``cross_entropy`` with one that also learns from a teacher; its name and parameters stay.
 
     With the same name, it applies to every model that uses the loss, in lists and in heads. Validation losses
     have no teacher and keep the key that early stopping and curves use.

@@ -50,7 +50,7 @@ class Observer:
 
     @property
     def is_stopping(self) -> bool:
-        """A stop request that applies to this process alone.
+        """True if a stop was requested and no other process takes part.
 
         Always ``False`` if there are several ranks: if one stopped alone, the others would wait for its
         gradients.

@@ -48,8 +48,8 @@ class PhaseTimer:
         data_cpu_seconds: CPU seconds of this thread in the phase ``data``.
         excluded_seconds: Seconds of each validation and each checkpoint so far.
         waits_for_gpu: Wait at the end of each phase for the GPU work that was started in it.
-        measures_gpu_waits: Measure waits for data on the GPU. It continues to work while its process waits,
-            so the clock of the process counts time that is not lost.
+        measures_gpu_waits: Measure waits for data with the GPU's clock. The GPU continues to work while its
+            process waits, so the clock of the process also counts time that is not lost.
     """
 
     def __init__(self) -> None:

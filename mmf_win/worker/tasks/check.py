@@ -227,7 +227,9 @@ def _check_modalities(context: CheckContext) -> Iterator[CheckResult]:
     ):
         yield context.make_result("ok", f"{text}, as expected for this model")
     else:
-        yield context.make_result("warning", text, "forward() does not use it, or the head is initialized with 0")
+        yield context.make_result(
+            "warning", text, "check that forward() uses it, and that the head is not initialized with 0"
+        )
 
 
 def _check_texts(context: CheckContext) -> Iterator[CheckResult]:
