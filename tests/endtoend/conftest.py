@@ -1,4 +1,4 @@
-"""The whole tool around the real MMF, on a tiny dataset in a folder named in three scripts."""
+"""Fixtures that run mmfw with the real MMF, on a tiny dataset in a folder with a name in three scripts."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ SetFaults = Callable[..., None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for ``mmf_version`` on the newest release, and on a checkout where one is named."""
+    """Parametrize ``mmf_version`` with the pinned release and with 1.0.0rc12, which needs a checkout."""
     if "mmf_version" in metafunc.fixturenames:
         versions = ["rc10", pytest.param("rc12", marks=requires_newest_mmf)]
-        wanted = versions[1:] if "only_rc12" in metafunc.fixturenames else versions
-        metafunc.parametrize("mmf_version", wanted, scope="session")
+        selected_versions = versions[1:] if "only_rc12" in metafunc.fixturenames else versions
+        metafunc.parametrize("mmf_version", selected_versions, scope="session")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Everything here needs torch and MMF."""
+    """Mark each test of this folder with ``torch``, since it needs torch and MMF."""
     item.add_marker("torch")
 
 
 @pytest.fixture
 def only_rc12() -> None:
-    """For what 1.0.0rc10 has not: it does not run there."""
+    """Restrict a test to 1.0.0rc12, if 1.0.0rc10 lacks the tested feature."""
 
 
 @pytest.fixture(scope="session")
 def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
-    """A tiny dataset with features, word vectors and a BERT."""
+    """Return a tiny dataset with features, word vectors and a BERT, which all test processes share."""
     folder = shared_folder / "tiny"
     with file_lock(shared_folder / "tiny.lock", timeout=math.inf):
         if not folder.exists():
             unfinished = shared_folder / "tiny.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
             tiny_mmf.build(unfinished / "мой dataset 中文")
             unfinished.rename(folder)
     return tiny_mmf.TinyWorld(folder / "мой dataset 中文")
@@ -68,7 +68,7 @@ def trained_runs_dir(mmf_version: str, shared_folder: Path) -> Path:
 
 @pytest.fixture
 def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The MMF to test with: what ``mmfw setup`` installed, or the checkout of MMFW_TEST_MMF."""
+    """Select the MMF to test with, installed or a checkout named in MMFW_TEST_MMF, and yield its version."""
     if mmf_version == "rc12":
         monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
         assert main(["setup", "--mmf", str(NEWEST_MMF)]) == 0
@@ -77,31 +77,40 @@ def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def set_faults(monkeypatch: pytest.MonkeyPatch) -> SetFaults:
-    """Lets the workers of this test fail where it says; see tests/worlds/faults."""
+    """Return a function that makes the workers of a test fail at given points; see tests/worlds/faults."""
     return lambda *faults: monkeypatch.setenv("MMFW_TEST_FAULTS", json.dumps(faults))
 
 
 @pytest.fixture(scope="session")
-def worker(shared_folder: Path) -> Iterator[list[str]]:
-    """The command of a worker that starts with its imports done, where the system can fork one."""
+def worker_command(shared_folder: Path) -> Iterator[list[str]]:
+    """Yield the command of a worker, which is forked with its imports done if the system supports that."""
     server = str(shared_folder / "warm")
     if os.environ.get("MMFW_TEST_FRESH") or not fork_server.can_fork_workers(server):
         yield attempts.WORKER_COMMAND
         return
     with file_lock(shared_folder / "warm.lock", timeout=math.inf):
-        held = fork_server.acquire_lease(server)
-    with held:
+        lease = fork_server.acquire_lease(server)
+    with lease:
         yield [sys.executable, "-I", "-S", fork_server.__file__, server, attempts.WORKER_COMMAND[-1]]
 
 
 @dataclass
 class Tool:
-    """``mmfw`` as a user types it, in a folder of the user's own."""
+    """``mmfw`` as a user types it, with a tiny dataset and a folder for presets and runs.
+
+    Attributes:
+        world: The dataset.
+        folder: Folder of presets and runs.
+        trained_runs_dir: Folder of trained runs that tests with the same MMF share.
+        read_output: Returns what was written to stdout and stderr since the last call.
+        errors: What the last command wrote to stderr.
+        output: What the last command of `run_for_exit_code` wrote to stdout.
+    """
 
     world: tiny_mmf.TinyWorld
-    folder: Path  # where presets and runs go
-    kept: Path  # where runs are kept for other tests with the same MMF
-    read: Callable[[], tuple[str, str]]
+    folder: Path
+    trained_runs_dir: Path
+    read_output: Callable[[], tuple[str, str]]
     errors: str = ""
     output: str = ""
 
@@ -111,11 +120,11 @@ class Tool:
 
     @property
     def save_dir(self) -> Path:
-        """The folder of the runs."""
+        """Return the folder of the runs."""
         return self.folder / "сохранено 保存"
 
     def preset(self, name: str, **changes: Any) -> str:
-        """The path of a preset for one of the tiny recipes."""
+        """Write a preset for one of the tiny recipes and return its path."""
         recipe = self._recipe(name)
         values = {
             "model": recipe.model,
@@ -129,7 +138,7 @@ class Tool:
         return str(path)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The settings of one of the tiny recipes."""
+        """Return the settings of one of the tiny recipes."""
         return {**self._recipe(name).settings, "training": {"batch_size": 4, "num_workers": 0}}
 
     def settings_without_dropout(self, name: str) -> dict[str, Any]:
@@ -140,74 +149,75 @@ class Tool:
         settings["model_config"][name] |= {f"{part}{each}": 0.0 for part in parts for each in names}
         return settings
 
-    def run_for_exit_code(self, *words: str) -> int:
-        """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
-        code = main([*words, *self._places(words[0])])
-        self.output, self.errors = self.read()
+    def run_for_exit_code(self, *arguments: str) -> int:
+        """Run a command and return its exit code; ``output`` and ``errors`` hold its streams."""
+        code = main([*arguments, *self._path_options(arguments[0])])
+        self.output, self.errors = self.read_output()
         record_messages(self.errors)
         return code
 
-    def __call__(self, *words: str) -> Any:
-        """The JSON that a successful command prints."""
-        code = main([*words, *self._places(words[0]), "--json"])
-        output, self.errors = self.read()
+    def __call__(self, *arguments: str) -> Any:
+        """Run a command that must succeed and return the JSON that it prints."""
+        code = main([*arguments, *self._path_options(arguments[0]), "--json"])
+        output, self.errors = self.read_output()
         record_messages(self.errors)
-        assert code == 0, self.errors + self._log()
+        assert code == 0, self.errors + self.read_last_log()
         return json.loads(output)
 
-    def train(self, *words: str) -> Run:
-        """A run that is trained, or resumed, by ``mmfw train``."""
-        return self.run_of(self("train", *words))
+    def train(self, *arguments: str) -> Run:
+        """Train or resume a run with ``mmfw train`` and return it."""
+        return self.get_run(self("train", *arguments))
 
     def get_trained_run(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
-        """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
-        kept = self.kept / f"{name}-{seed}"
-        with file_lock(kept.with_suffix(".lock"), timeout=math.inf):
-            if not kept.exists():
-                words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
-                first = self.train(self.preset(name), *words)
-                unfinished = kept.with_suffix(".unfinished")
+        """Return a run of one update with a tiny recipe, named ``run``; it is trained once for all tests."""
+        trained = self.trained_runs_dir / f"{name}-{seed}"
+        with file_lock(trained.with_suffix(".lock"), timeout=math.inf):
+            if not trained.exists():
+                options = ("--updates", "1", "--seed", str(seed), "--name", trained.name)
+                new_run = self.train(self.preset(name), *options)
+                unfinished = trained.with_suffix(".unfinished")
                 shutil.rmtree(unfinished, ignore_errors=True)
-                shutil.copytree(first.path, unfinished)
-                unfinished.rename(kept)
-                shutil.rmtree(first.path.parent)
+                shutil.copytree(new_run.path, unfinished)
+                unfinished.rename(trained)
+                shutil.rmtree(new_run.path.parent)
         copy = Run.create(self.save_dir, run or name)
-        shutil.copytree(kept, copy.path, dirs_exist_ok=True)
+        shutil.copytree(trained, copy.path, dirs_exist_ok=True)
         return copy
 
-    def run_of(self, result: Mapping[str, Any]) -> Run:
-        """The run that a command's result names."""
+    def get_run(self, result: Mapping[str, Any]) -> Run:
+        """Return the run that a command's result names."""
         return Run(Path(result["path"]))
 
     def _recipe(self, name: str) -> tiny_mmf.Recipe:
         return (tiny_mmf.recipes() | tiny_mmf.rc12_recipes(self.world))[name]
 
-    def _places(self, command: str) -> list[str]:
-        save = ["--save-dir", str(self.save_dir)]
-        return save if command in ("runs", "track") else ["--data-dir", str(self.world.data), *save]
+    def _path_options(self, command: str) -> list[str]:
+        save_options = ["--save-dir", str(self.save_dir)]
+        return save_options if command in ("runs", "track") else ["--data-dir", str(self.world.data), *save_options]
 
-    def _log(self) -> str:
-        found = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))
-        logs = sorted(found, key=lambda log: log.stat().st_mtime)
+    def read_last_log(self) -> str:
+        """Return the end of the newest log of a run or of an attempt."""
+        paths = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))
+        logs = sorted(paths, key=lambda log: log.stat().st_mtime)
         return logs[-1].read_text(encoding="utf-8")[-4000:] if logs else ""
 
 
 @pytest.fixture
 def phase_1_tool(tool: Tool) -> Tool:
-    """The tool beside the memes of phase 2 under the names of phase 1."""
-    other = tool.with_world_copy("phase 1")
+    """Return the tool with a dataset whose annotation files have the names of phase 1."""
+    tool_copy = tool.with_world_copy("phase 1")
     for split in ("dev", "test"):
-        annotations = other.world.dataset / "annotations"
+        annotations = tool_copy.world.dataset / "annotations"
         (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
         (annotations / f"{split}_unseen.jsonl").unlink()
-    return other
+    return tool_copy
 
 
 def attempt_outcomes(run: Run) -> list[str]:
-    """Return how the attempts of a run ended, the first one first; ``""`` for one that does not say so."""
+    """Return the outcome of each attempt of a run, in order; ``""`` for an attempt without an outcome."""
     numbers = sorted(int(folder.name) for folder in run.path.glob("attempts/*"))
-    ends = [AttemptOutcome.load(run.attempt(number).outcome_file) for number in numbers]
-    return [end.kind if end else "" for end in ends]
+    outcomes = [AttemptOutcome.load(run.attempt(number).outcome_file) for number in numbers]
+    return [outcome.kind if outcome else "" for outcome in outcomes]
 
 
 def read_events_of_kind(run: Run, kind: str) -> list[Event]:
@@ -216,12 +226,12 @@ def read_events_of_kind(run: Run, kind: str) -> list[Event]:
 
 
 def start_updates(run: Run) -> list[int]:
-    """The updates at which the attempts to train began."""
+    """Return the updates at which the training attempts of a run started."""
     return [event["update"] for event in read_events_of_kind(run, "train_started")]
 
 
 def logged_losses(run: Run) -> list[float]:
-    """The losses that a run has told of."""
+    """Return the training losses that a run has logged."""
     return [event["loss"] for event in read_events_of_kind(run, "train")]
 
 
@@ -232,20 +242,20 @@ def load_checkpoint(run: Run, name: str = "current.ckpt") -> dict[str, Any]:
     return dict(torch.load(run.checkpoints / name, weights_only=True))
 
 
-def assert_same_weights(run: Run, other: Run, rtol: float = 0, atol: float = 0) -> None:
-    """Compare those of the last checkpoints, within tolerances."""
+def assert_same_weights(run: Run, expected: Run, rtol: float = 0, atol: float = 0) -> None:
+    """Assert that the last checkpoints of two runs have the same weights, within tolerances."""
     import torch
 
-    torch.testing.assert_close(load_checkpoint(run)["model"], load_checkpoint(other)["model"], rtol=rtol, atol=atol)
+    torch.testing.assert_close(load_checkpoint(run)["model"], load_checkpoint(expected)["model"], rtol=rtol, atol=atol)
 
 
 def predicted_ids(result: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the rows that ``mmfw predict`` has written, in their order."""
+    """Return the ids of the rows that ``mmfw predict`` wrote, in their order."""
     return [row.id for row in read_predictions(Path(result["csv"]))]
 
 
 def probabilities(result: Mapping[str, Any]) -> list[float]:
-    """Return the probabilities that ``mmfw predict`` has written, in the order of the rows."""
+    """Return the probabilities that ``mmfw predict`` wrote, in the order of the rows."""
     return [row.proba for row in read_predictions(Path(result["csv"]))]
 
 
@@ -254,13 +264,13 @@ def tool(
     mmf: str,
     world: tiny_mmf.TinyWorld,
     trained_runs_dir: Path,
-    worker: list[str],
+    worker_command: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Tool:
-    """``mmfw`` with the tiny dataset, and one thread a process."""
-    monkeypatch.setattr(attempts, "WORKER_COMMAND", worker)
+    """Return ``mmfw`` with the tiny dataset and one thread per process."""
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", worker_command)
     monkeypatch.setattr(micro_batch_store, "store_path", lambda: tmp_path / "fits.json")
     monkeypatch.setattr(user_code, "trusted_folders_path", lambda: tmp_path / "trusted.json")
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))

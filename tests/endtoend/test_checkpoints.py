@@ -108,7 +108,7 @@ def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: 
     # MMF would add the patience to a number.
     assert tool.run_for_exit_code("train", "--resume", "last", "--dry-run", "training.early_stop.patience=null") == 2
     assert tool("train", "--resume", "last", hint.split()[-1], "--updates", "8")["updates"] == 8
-    assert start_updates(tool.run_of(result)) == [0, 6]
+    assert start_updates(tool.get_run(result)) == [0, 6]
 
 
 def test_a_run_that_begins_at_a_checkpoint_of_another_has_a_best_of_its_own(tool: Tool) -> None:
@@ -198,7 +198,7 @@ def test_a_run_that_was_copied_while_it_trained_is_intact_and_resumes(tool: Tool
     copy.events.write_bytes(b"".join(lines[:ends]))
     save = ("--save-dir", str(copy.path.parents[1]))
     assert main(["verify", str(copy.path), *save]) == 0
-    assert "intact at update 2, but missing from the events of the run" in tool.read()[1]
+    assert "intact at update 2, but missing from the events of the run" in tool.read_output()[1]
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
     assert known(copy, "current.ckpt").update == 4
     assert main(["predict", copy.id, "--no-report", *save]) == 0
@@ -255,7 +255,7 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     (small_disk / "ballast").write_bytes(bytes(free - 3_000_000))
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 5
-    said = tool.read()[1]
+    said = tool.read_output()[1]
     assert "a checkpoint needs" in said and "--resume last" in said
     assert files(run) == before
     assert torch_file.find_problem(run.checkpoints / "current.ckpt") is None
@@ -271,11 +271,11 @@ def test_a_disk_that_fills_up_to_its_last_byte_is_the_reason_that_is_told_and_li
     set_faults({"at": "stepped", "do": "fill_disk", "update": 3, "file": str(ballast)})
     words = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), "--updates", "4", *save)
     assert main([*words, "training.log_interval=1", "training.checkpoint_interval=1"]) == 5
-    said = tool.read()[1]
+    said = tool.read_output()[1]
     assert "a checkpoint needs" in said and "0 B are free" in said and "exit.json" not in said
     assert "free some space" in said and "--resume last" in said and "to start over" not in said
     assert main(["runs", *save, "--json"]) == 0
-    assert '"state": "failed: disk"' in tool.read()[0]
+    assert '"state": "failed: disk"' in tool.read_output()[0]
     ballast.unlink()
     set_faults()
     assert main(["train", "--resume", "last", *save]) == 0

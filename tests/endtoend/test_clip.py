@@ -175,9 +175,9 @@ def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refu
 @pytest.mark.wide
 def test_the_demo_trains_a_tiny_clip_that_predicts_memes_of_ones_own(tool: Tool) -> None:
     assert main(["demo", "--model", "clip", "--dir", str(tool.folder / "демо"), "--json"]) == 0
-    result = json.loads(tool.read()[0])
+    result = json.loads(tool.read_output()[0])
     assert result["run"].startswith("demo_clip/")
     image = next(Path(result["data_dir"]).rglob("*.png"))
     places = ["--data-dir", result["data_dir"], "--save-dir", result["save_dir"]]
     assert main(["predict", "--image", str(image), "--text", "look how many", *places]) == 0
-    assert 0 <= float(tool.read()[0]) <= 1
+    assert 0 <= float(tool.read_output()[0]) <= 1

@@ -130,7 +130,7 @@ def test_the_graph_predicts_odd_memes_as_mmf_does_in_batches_of_any_size(
     import onnx
     import onnxruntime
 
-    assert exported(name) == 0, odd.errors + odd._log()
+    assert exported(name) == 0, odd.errors + odd.read_last_log()
     folder, wanted, expected = tmp_path / "экспорт", rows(odd), probabilities(json.loads(odd.output))
     session = onnxruntime.InferenceSession((folder / "model.onnx").read_bytes())
     assert {each.name for each in session.get_inputs()} == READS[name]

@@ -125,7 +125,7 @@ def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop
     assert "--allow-missing" in shop.tool.errors
     result = shop.tool("train", shop.preset, *_UPDATES, "--allow-missing")
     assert result["state"] == "done"
-    own = shop.tool.run_of(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
+    own = shop.tool.get_run(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
     assert len(read_annotations(own)) == SPLIT_SIZES["train"] - 2
     assert shop.tool.run_for_exit_code("predict") == 3
     assert f"test_unseen 1 of {SPLIT_SIZES['test_unseen']} ({gone[2].img})" in shop.tool.errors
@@ -162,7 +162,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     assert main(split_command(hint)) == 0
     folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
     assert (folder / "model.pth").is_file()
-    shop.tool.read()  # what the command printed
+    shop.tool.read_output()  # what the command printed
     second = shop.tool.train(shop.preset, *_UPDATES, word, "--name", "second")
     assert "Checkpoint loaded" in second.log.read_text(encoding="utf-8")
 
@@ -190,7 +190,7 @@ def test_on_added_features_it_trains_and_predicts_as_on_the_lmdb_that_the_files_
     shutil.rmtree(features)
     assert own.run_for_exit_code("train", own.preset(recipe), "--updates", "2") == 3
     assert main(["features", "add", str(folder), "--data-dir", str(own.world.data)]) == 0
-    tool.read()  # what it has printed
+    tool.read_output()  # what it has printed
     on_lmdb = _trained(tool, recipe)
     assert _trained(own, recipe) == on_lmdb
 

@@ -46,7 +46,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     tool, rows = copy
     data = ["--data-dir", str(tool.world.data)]
     assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data]) == 0
-    table = tool.read()[0]
+    table = tool.read_output()[0]
     assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
 
     preset = tool.preset("vilbert", published=PUBLISHED)
@@ -60,7 +60,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     shown = tool("runs", "show")
     assert shown["trained_on"] == {"split": "train", "rows": 13, "full_rows": 14}
     assert {(v["rows"], v["full_rows"]) for v in shown["validations"]} == {(3, 5)}
-    run = tool.run_of(listed)
+    run = tool.get_run(listed)
     fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
     assert len(read_annotations(fewer)) == 3, "what MMF reads"
     assert {event["data"]["rows"] for event in read_events_of_kind(run, "val")} == {3}
@@ -90,7 +90,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
 
     wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
     assert main(wanted) == 3
-    said = tool.read()[1]
+    said = tool.read_output()[1]
     assert "missing ids (2): " in said and "mmfw convert" in said
     with csvs[0].open("a", encoding="utf-8", newline="") as file:
         file.write("".join(f"{row.id},0.5,0\n" for row in rows["test_unseen"][3:]))

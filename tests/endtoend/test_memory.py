@@ -36,9 +36,9 @@ def without_dropout(tool: Tool) -> str:
 def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: Tool, set_faults: SetFaults) -> None:
     """14 rows are a batch of 13, which goes through as 7 and 6, and one of a single row."""
     words = ("train", without_dropout(tool), "--updates", "5", "--seed", "3", "--batch-size", "13")
-    whole = tool.run_of(tool(*words, "--name", "whole"))
+    whole = tool.get_run(tool(*words, "--name", "whole"))
     set_faults({"at": "forward", "do": "cuda_oom", "above": 7})
-    parts = tool.run_of(tool(*words, "--name", "parts"))
+    parts = tool.get_run(tool(*words, "--name", "parts"))
     assert [event["micro_batch"] for event in read_events_of_kind(parts, "train_started")] == [13, 7]
     scores, again = (
         [event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]] for run in (whole, parts)
@@ -115,7 +115,7 @@ def test_a_worker_without_memory_to_start_ends_for_want_of_it(
     assert "memory" in tool.errors.lower()
     [run] = tool("runs")
     assert run["state"] == "failed: host_oom"
-    assert attempt_outcomes(tool.run_of(run)) == ["host_oom"], "as the page of the run has it"
+    assert attempt_outcomes(tool.get_run(run)) == ["host_oom"], "as the page of the run has it"
 
 
 def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, set_faults: SetFaults) -> None:

@@ -22,13 +22,13 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     resumed = tool("train", "--resume", "last", "--updates", "5")
     assert resumed["id"] == trained["id"]
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
-    assert start_updates(tool.run_of(resumed)) == [0, 3], "the second attempt resumes where the first ended"
+    assert start_updates(tool.get_run(resumed)) == [0, 3], "the second attempt resumes where the first ended"
 
-    assert list(read_tensorboard_scalars(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
-    assert read_tensorboard_scalars(tool.run_of(resumed).path, "val/auroc")
+    assert list(read_tensorboard_scalars(tool.get_run(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
+    assert read_tensorboard_scalars(tool.get_run(resumed).path, "val/auroc")
 
     predicted = tool("predict", "--no-report")
-    assert not list(tool.run_of(resumed).reports.glob("*.html"))
+    assert not list(tool.get_run(resumed).reports.glob("*.html"))
     rows = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")
     written = read_predictions(Path(predicted["csv"]))
     assert [int(row.id) for row in written] == [row.id for row in rows]
@@ -36,7 +36,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     if rows[0].label is not None:
         assert 0 <= predicted["auroc"] <= 1
         assert 0 <= predicted["accuracy"] <= 1
-    for path in tool.run_of(resumed).path.rglob("*"):
+    for path in tool.get_run(resumed).path.rglob("*"):
         assert is_portable(path.name), f"{path.name} is not legal on Windows"
     fast = tool("predict", "--no-report", "--fast")
     assert probabilities(fast) == pytest.approx(probabilities(predicted), abs=1e-5)
@@ -60,7 +60,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, set_faul
     for updates, half in enumerate(halves, start=6):
         resumed = tool("train", "--resume", "last", "--precision", half, "--updates", str(updates))
         assert f"resuming in {half}" in tool.errors
-        assert read_events_of_kind(tool.run_of(resumed), "train_started")[-1]["precision"] == half
+        assert read_events_of_kind(tool.get_run(resumed), "train_started")[-1]["precision"] == half
     full = probabilities(tool("predict", "--no-report", "--precision", "fp32"))
     for half in halves:
         predicted = tool("predict", "--no-report", "--precision", half)
@@ -85,7 +85,7 @@ def test_a_model_starts_from_weights_pretrained_elsewhere(tool: Tool, model: str
     preset = tool.preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
     words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     trained = tool("train", preset, "--name", "pretrained", "--updates", "2", *words)
-    run = tool.run_of(trained)
+    run = tool.get_run(trained)
     assert "Copying model.bert" in run.log.read_text(encoding="utf-8"), "the pretrained weights were not used"
     assert start_updates(run) == [0], "pretrained weights bring no counts"
     checkpoints = ("best", str(run.checkpoints / "best.ckpt"), str(weights))

@@ -138,7 +138,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     other = tmp_path / "Doe, Jane" / "own, new.lmdb"
     extracted = feature_files.write_pairs(tmp_path / "extracted", ["новое"], classes=tiny_mmf.CLASS_COUNT)
     assert main(["features", "add", str(extracted), "--output", str(other)]) == 0
-    tool.read()  # what it has printed
+    tool.read_output()  # what it has printed
     own = tool("predict", "--memes", str(table), "--features", str(other))
     assert predicted_ids(own) == ["новое.png"]
 
@@ -148,7 +148,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     [command] = re.findall("`mmfw (features add .*?)`", tool.errors)
     assert str(other) in command
     assert main(split_command(command)) == 0
-    tool.read()
+    tool.read_output()
     assert tool(*again)["rows"] == 1
 
 
@@ -202,7 +202,7 @@ def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Too
     own = tool.with_world_copy("world")
     shutil.rmtree(own.world.dataset)
     assert main(["convert", "--zip", str(source), "--data-dir", str(own.world.data)]) == 0
-    tool.read()
+    tool.read_output()
     assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
     assert predicted_ids(own("predict")) == ["test-0", "test-1", "test-2"]
 

@@ -181,7 +181,7 @@ def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(tool:
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "3") == 7
     [hint] = re.findall("hint: .*?`mmfw (.*?)` with --precision fp32", tool.errors)
     words = [*shlex.split(hint), "--precision", "fp32"]
-    run = tool.run_of(tool(*words))
+    run = tool.get_run(tool(*words))
     assert "resuming in fp32" in tool.errors
     assert [event["precision"] for event in read_events_of_kind(run, "train_started")] == ["fp16", "fp16", "fp32"]
     assert tool("runs")[0]["updates"] == 3

@@ -62,7 +62,7 @@ def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
     assert {record["split"] for record in records} == {"test_seen", "test_unseen"}
     assert {record["members"][0]["checkpoint_sha256"] for record in records} == {weights}
     [made] = run.reports.glob("*_test_unseen_*.csv")
-    tool.read()  # what that command has printed
+    tool.read_output()  # what that command has printed
     [again] = predict(tool, "--checkpoint", str(best), "--split", "test_unseen", "--no-report")
     assert [row.proba for row in read_predictions(made)] != probabilities(again), "of the other weights"
 
@@ -133,7 +133,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
-    assert [tool.run_of({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
+    assert [tool.get_run({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
 
     assert tool.run_for_exit_code("predict", "n1", "--ensemble", "mean") == 2
     assert "at least two members" in tool.errors
@@ -149,10 +149,10 @@ def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: 
     assert tool.run_for_exit_code(*report) == 0
     [csv] = run.path.glob("reports/*.csv")
     csv.write_text("id,proba,label\n", encoding="utf-8")
-    tool.read()
+    tool.read_output()
     check = ["check-submission", str(csv), "--split", "test_seen", "--data-dir", str(tool.world.data)]
     assert main(check) == 3
-    assert main(hinted(tool.read()[1])) == 0
+    assert main(hinted(tool.read_output()[1])) == 0
     newest = max(run.path.glob("reports/*.csv"))
     assert newest != csv and main(["check-submission", str(newest), *check[2:]]) == 0
 

@@ -67,8 +67,8 @@ def figures(run: Run, name: str) -> list[Any]:
 def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
     words = ("train", without_dropout(tool, name), "--updates", "17", "--batch-size", str(batch), *WORDS)
-    one = tool.run_of(tool(*words, "--name", "one"))
-    several = tool.run_of(tool(*words, "--name", "several", "--nproc", str(count)))
+    one = tool.get_run(tool(*words, "--name", "one"))
+    several = tool.get_run(tool(*words, "--name", "several", "--nproc", str(count)))
     [start] = read_events_of_kind(several, "train_started")
     assert (start["processes"], start["batch"]) == (count, batch)
     assert figures(several, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
@@ -295,7 +295,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
     assert done.returncode != 0
     command = re.findall("hint: run `mmfw (.*)`", done.stderr)[0]
     assert not tool.save_dir.exists()
-    run = tool.run_of(tool(*split_command(command)))
+    run = tool.get_run(tool(*split_command(command)))
     assert read_events_of_kind(run, "train_started")[0]["processes"] == 2
 
 

@@ -132,6 +132,6 @@ def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
 def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:
     words = ("--updates", "30", "--seed", "1", "training.evaluation_interval=30", slow_rows(tool))
     result = tool("train", tool.preset("vilbert"), *words)
-    (note,) = [event["text"] for event in read_events_of_kind(tool.run_of(result), "note")]
+    (note,) = [event["text"] for event in read_events_of_kind(tool.get_run(result), "note")]
     assert note.startswith("the model waits for data ") and note.endswith(" may help")
     assert f"warning: {note}" in tool.errors

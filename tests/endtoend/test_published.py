@@ -65,7 +65,7 @@ class Shop:
 @pytest.fixture
 def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The world and its zoo; the model is trained once for each MMF."""
-    kept = tool.kept / "published"
+    kept = tool.trained_runs_dir / "published"
     own = tool.with_world_copy("мир")
     monkeypatch.setenv("MMF_CACHE_DIR", str(own.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -192,7 +192,7 @@ def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trust
         assert "best.ckpt" in shop.tool.errors or "model.pth" in shop.tool.errors
         assert "--trust" in shop.tool.errors
     assert shop.probas(*words, "--trust") == expected
-    assert start_updates(shop.tool.run_of(shop.tool(*train, "--trust"))) == [0]
+    assert start_updates(shop.tool.get_run(shop.tool(*train, "--trust"))) == [0]
 
 
 @pytest.mark.wide

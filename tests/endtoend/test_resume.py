@@ -46,7 +46,7 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     words = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
     assert tool.run_for_exit_code(*words) == 2
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
-    run = tool.run_of(tool(*words, hint.split()[2]))
+    run = tool.get_run(tool(*words, hint.split()[2]))
     assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
     assert tool.run_for_exit_code("train", "--resume", "last") == 2, "it has reached its total"
     [command] = re.findall("`mmfw (.*?)`", tool.errors)

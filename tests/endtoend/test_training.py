@@ -74,7 +74,7 @@ def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Too
 
 def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None:
     result = tool("train", tool.preset("vilbert"), "--updates", "4", "--name", "проба", "--seed", "3")
-    run = tool.run_of(result)
+    run = tool.get_run(result)
     assert run.path.parent == tool.save_dir / "проба"
     request = run.request()
     assert (request.preset, request.training_number("seed"), request.training_number("max_updates")) == (
@@ -108,7 +108,7 @@ def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
     after = {*tool.folder.rglob("*")}
     assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "a cache"
     asked = tool("train", preset, *words)
-    assert read_json(tool.run_of(asked).path / "attempts" / "1" / "request.json")["settings"] == settings
+    assert read_json(tool.get_run(asked).path / "attempts" / "1" / "request.json")["settings"] == settings
     kept = tool("runs", "show", "--config")
     assert kept["mmfw"] == {"precision": "fp32", "updates": 4, "epochs": None}
     assert (kept["training"]["max_updates"], kept["training"]["num_workers"]) == (4, 0)
@@ -155,7 +155,7 @@ def test_a_training_whose_override_counts_epochs_says_after_how_many_updates_it_
     words = ("training.max_epochs=2", "training.log_interval=1")
     result = tool("train", tool.preset("bert", settings=settings), *words)
     assert (result["updates"], result["max_updates"]) == (8, 8)
-    run = tool.run_of(result)
+    run = tool.get_run(result)
     told = read_events_of_kind(run, "train_started") + read_events_of_kind(run, "train")
     assert {event["max_updates"] for event in told} == {8}
     assert tool.run_for_exit_code("runs", "show") == 0 and "8 of 8 updates" in tool.output
