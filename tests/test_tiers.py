@@ -133,11 +133,11 @@ def _parameters(function: pytest.Function) -> Iterator[object]:
 
 @pytest.mark.torch
 def test_every_model_of_mmf_is_checked_by_default() -> None:
-    from tests.endtoend.test_checking import test_the_models_of_mmf_are_sound
+    from tests.endtoend.test_checking import test_models_of_mmf_have_no_problems
     from tests.worlds import tiny_mmf
 
-    assert set(_parameters(test_the_models_of_mmf_are_sound)) == set(tiny_mmf.recipes())
-    assert "wide" not in {mark.name for mark in test_the_models_of_mmf_are_sound.pytestmark}
+    assert set(_parameters(test_models_of_mmf_have_no_problems)) == set(tiny_mmf.recipes())
+    assert "wide" not in {mark.name for mark in test_models_of_mmf_have_no_problems.pytestmark}
 
 
 def _promised() -> Iterator[str]:

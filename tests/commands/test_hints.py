@@ -122,7 +122,7 @@ ELSEWHERE = {
     "runs/folder: mmfw report": "test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it",
     "runs/folder: mmfw runs": "test_unreadable_run_is_removed_as_hinted",
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
-    "runs/outcomes: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
+    "runs/outcomes: mmfw train": "test_model_that_cannot_be_built_is_reported_with_the_end_of_its_output",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "runs/user_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so",

@@ -1,4 +1,4 @@
-"""Damaged images, and annotations as other programs write them."""
+"""Damaged images and region features, and annotations in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -21,75 +21,79 @@ from tests.worlds.tools import mark_wide
 
 
 @pytest.fixture
-def own(tool: Tool) -> Tool:
-    """A copy of the dataset, put there by hand, which a test may break."""
+def tool_copy(tool: Tool) -> Tool:
+    """Return the tool with a copy of the dataset without recorded hashes, which a test may damage."""
     return tool.with_world_copy("сломано broken")
 
 
-def annotations(tool: Tool, split: str) -> Path:
+def annotation_file(tool: Tool, split: str) -> Path:
     return tool.world.dataset / "annotations" / f"{split}.jsonl"
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> tuple[str, str]:
-    """Damage a picture between its start and its end; its path, and the meme's id."""
-    meme = rows(annotations(tool, split))[row]
+def damage_image(tool: Tool, split: str, row: int, problem: str = "truncated") -> tuple[str, str]:
+    """Damage an image between its start and its end, and return its path and the meme's id."""
+    meme = read_rows(annotation_file(tool, split))[row]
     path = tool.world.dataset / "images" / meme["img"]
     content = path.read_bytes()
-    kept = content[:2000] if said == "truncated" else content[:29] + bytes(4) + content[33:2000]  # of IHDR
-    path.write_bytes(kept + content[-12:])
+    start = content[:2000] if problem == "truncated" else content[:29] + bytes(4) + content[33:2000]  # in IHDR
+    path.write_bytes(start + content[-12:])
     return str(path), meme["id"]
 
 
 @pytest.mark.parametrize(
-    ("workers", "said"), mark_wide([(0, "truncated"), (2, "cannot identify")], except_for=[(0, "truncated")])
+    ("workers", "problem"), mark_wide([(0, "truncated"), (2, "cannot identify")], except_for=[(0, "truncated")])
 )
-def test_a_broken_picture_is_named_with_its_meme_and_row(tool: Tool, own: Tool, workers: int, said: str) -> None:
-    trained = tool.get_trained_run("image")
-    path, meme = break_picture(own, "train", 3, said)
-    words = ("--updates", "4", f"training.num_workers={workers}")
-    assert own.run_for_exit_code("train", own.preset("image"), *words) == 3
-    where = f"meme {meme} in row 4 of {annotations(own, 'train')}"
-    assert path in own.errors and where in own.errors
-    assert said in own.errors and "convert that folder again" in own.errors
-    assert "Traceback" not in own.errors
+def test_damaged_image_is_reported_with_its_meme_and_row(
+    tool: Tool, tool_copy: Tool, workers: int, problem: str
+) -> None:
+    trained_run = tool.get_trained_run("image")
+    path, meme = damage_image(tool_copy, "train", 3, problem)
+    options = ("--updates", "4", f"training.num_workers={workers}")
+    assert tool_copy.run_for_exit_code("train", tool_copy.preset("image"), *options) == 3
+    location = f"meme {meme} in row 4 of {annotation_file(tool_copy, 'train')}"
+    assert path in tool_copy.errors and location in tool_copy.errors
+    assert problem in tool_copy.errors and "convert that folder again" in tool_copy.errors
+    assert "Traceback" not in tool_copy.errors
 
-    path, meme = break_picture(own, "test_unseen", 1, said)
-    assert own.run_for_exit_code("predict", trained.id, f"training.num_workers={workers}") == 3
-    where = f"meme {meme} in row 2 of {annotations(own, 'test_unseen')}"
-    assert path in own.errors and where in own.errors
-    assert "Traceback" not in own.errors
-
-
-def test_a_check_names_a_picture_that_is_broken_inside_without_a_traceback(own: Tool) -> None:
-    for row in range(len(rows(annotations(own, "train")))):
-        break_picture(own, "train", row)
-    assert own.run_for_exit_code("check", own.preset("image")) == 3
-    assert ".png: image cannot be read (" in own.errors and "meme " in own.errors
-    assert "convert that folder again" in own.errors
-    assert "Traceback" not in own.errors and 'File "' not in own.errors
+    path, meme = damage_image(tool_copy, "test_unseen", 1, problem)
+    assert tool_copy.run_for_exit_code("predict", trained_run.id, f"training.num_workers={workers}") == 3
+    location = f"meme {meme} in row 2 of {annotation_file(tool_copy, 'test_unseen')}"
+    assert path in tool_copy.errors and location in tool_copy.errors
+    assert "Traceback" not in tool_copy.errors
 
 
-def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, own: Tool) -> None:
-    trained = tool.get_trained_run("image")
+def test_check_reports_a_damaged_image_without_a_traceback(tool_copy: Tool) -> None:
+    for row in range(len(read_rows(annotation_file(tool_copy, "train")))):
+        damage_image(tool_copy, "train", row)
+    assert tool_copy.run_for_exit_code("check", tool_copy.preset("image")) == 3
+    assert ".png: image cannot be read (" in tool_copy.errors and "meme " in tool_copy.errors
+    assert "convert that folder again" in tool_copy.errors
+    assert "Traceback" not in tool_copy.errors and 'File "' not in tool_copy.errors
+
+
+def test_file_that_is_not_an_image_is_reported_before_a_run_or_excluded(tool: Tool, tool_copy: Tool) -> None:
+    trained_run = tool.get_trained_run("image")
     for split, row in (("train", 3), ("test_unseen", 1)):
-        path = own.world.dataset / "images" / rows(annotations(own, split))[row]["img"]
+        path = tool_copy.world.dataset / "images" / read_rows(annotation_file(tool_copy, split))[row]["img"]
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     for command in ("check", "train"):
-        assert own.run_for_exit_code(command, own.preset("image")) == 3
-        assert "images are missing or cannot be used: train 1 of " in own.errors
-        assert "git lfs pull" in own.errors and "--allow-missing" in own.errors
-        assert "Traceback" not in own.errors
-    assert own.run_for_exit_code("predict", trained.id) == 3
-    assert "image cannot be read (" in own.errors and "row 2 of " in own.errors
-    assert own.run_for_exit_code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, own.errors
+        assert tool_copy.run_for_exit_code(command, tool_copy.preset("image")) == 3
+        assert "images are missing or cannot be used: train 1 of " in tool_copy.errors
+        assert "git lfs pull" in tool_copy.errors and "--allow-missing" in tool_copy.errors
+        assert "Traceback" not in tool_copy.errors
+    assert tool_copy.run_for_exit_code("predict", trained_run.id) == 3
+    assert "image cannot be read (" in tool_copy.errors and "row 2 of " in tool_copy.errors
+    assert tool_copy.run_for_exit_code("train", tool_copy.preset("image"), "--updates", "2", "--allow-missing") == 0, (
+        tool_copy.errors
+    )
 
 
-class MakesFolder:
-    """Pickled, it is a call that makes a folder."""
+class FolderMaker:
+    """Object that makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,90 +105,90 @@ class MakesFolder:
 @pytest.mark.parametrize(
     ("hostile", "workers"), mark_wide(product([True, False], [0, 2]), except_for=[(True, 0), (False, 2)])
 )
-def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_with_its_name(
-    tool: Tool, own: Tool, tmp_path: Path, workers: int, hostile: bool
+def test_hostile_or_damaged_feature_record_is_reported_and_stops_the_run(
+    tool: Tool, tool_copy: Tool, tmp_path: Path, workers: int, hostile: bool
 ) -> None:
     import lmdb
 
-    trained = tool.get_trained_run("regions")
-    features = own.world.dataset / "features" / "detectron.lmdb"
-    runs_code = pickle.dumps({"features": MakesFolder(tmp_path / "made")})
-    record, said = runs_code, "rejected because it could run code: record {}: "
+    trained_run = tool.get_trained_run("regions")
+    features = tool_copy.world.dataset / "features" / "detectron.lmdb"
+    runs_code = pickle.dumps({"features": FolderMaker(tmp_path / "made")})
+    record, message = runs_code, "rejected because it could run code: record {}: "
     if hostile and workers:
         record = pickles.HOSTILE_PICKLES["too few objects"]
     elif not hostile:
-        record, said = b"\x80\x04cut", "damaged: record {}: cannot be read"
+        record, message = b"\x80\x04cut", "damaged: record {}: cannot be read"
         if workers:
-            record, said = pickle.dumps([1, 2]), "damaged: record {}: has no features"
-    train = ("train", own.preset("regions"), "--updates", "4")
-    for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):
-        name = Path(rows(annotations(own, split))[0]["img"]).stem
+            record, message = pickle.dumps([1, 2]), "damaged: record {}: has no features"
+    train_command = ("train", tool_copy.preset("regions"), "--updates", "4")
+    for split, command in (("train", train_command), ("test_unseen", ("predict", trained_run.id))):
+        name = Path(read_rows(annotation_file(tool_copy, split))[0]["img"]).stem
         with (
-            lmdb.open(str(features), map_size=1 << 28, create=False, lock=False) as opened,
-            opened.begin(write=True) as transaction,
+            lmdb.open(str(features), map_size=1 << 28, create=False, lock=False) as environment,
+            environment.begin(write=True) as transaction,
         ):
             assert transaction.replace(name.encode(), record)
         record_hashes(features.parent, ["detectron.lmdb/data.mdb"], title="Recording")
-        assert own.run_for_exit_code(*command, f"training.num_workers={workers}") == 3
-        assert str(features) in own.errors and said.format(name) in own.errors
-        assert ("a source that you trust" if hostile else "mmfw verify features --full") in own.errors
-        assert "Traceback" not in own.errors
+        assert tool_copy.run_for_exit_code(*command, f"training.num_workers={workers}") == 3
+        assert str(features) in tool_copy.errors and message.format(name) in tool_copy.errors
+        assert ("a source that you trust" if hostile else "mmfw verify features --full") in tool_copy.errors
+        assert "Traceback" not in tool_copy.errors
     assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.wide
-def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(own: Tool) -> None:
-    broken, _ = break_picture(own, "train", 0)
-    unpacked = own.folder / "unpacked"
+def test_image_damaged_in_the_archive_is_replaced_by_following_the_hint(tool_copy: Tool) -> None:
+    damaged_image, _ = damage_image(tool_copy, "train", 0)
+    unpacked = tool_copy.folder / "unpacked"
     unpacked.mkdir()
     for part in ("annotations", "images"):
-        (own.world.dataset / part).rename(unpacked / part)
-    path = unpacked / Path(broken).relative_to(own.world.dataset)
-    preset = own.preset("image")
+        (tool_copy.world.dataset / part).rename(unpacked / part)
+    path = unpacked / Path(damaged_image).relative_to(tool_copy.world.dataset)
+    preset = tool_copy.preset("image")
 
-    def convert(*words: str) -> int:
-        return main(["convert", "--zip", str(unpacked), "--data-dir", str(own.world.data), *words])
+    def convert(*options: str) -> int:
+        return main(["convert", "--zip", str(unpacked), "--data-dir", str(tool_copy.world.data), *options])
 
     assert convert() == 0
-    assert own.run_for_exit_code("train", preset, "--updates", "4") == 3
-    assert "convert that folder again" in own.errors
+    assert tool_copy.run_for_exit_code("train", preset, "--updates", "4") == 3
+    assert "convert that folder again" in tool_copy.errors
 
     shutil.copy(next(unpacked.glob("images/img/*.png")), path)
     assert convert("--force") == 0
-    assert own.run_for_exit_code("train", preset, "--updates", "1") == 0, own.errors
+    assert tool_copy.run_for_exit_code("train", preset, "--updates", "1") == 0, tool_copy.errors
 
 
 @pytest.mark.wide
-def test_a_picture_is_not_taken_for_one_of_another_suffix(tool: Tool, own: Tool) -> None:
-    """Beside each cat.png lies a cat.jpg, which MMF would load instead."""
+def test_image_is_not_replaced_by_a_file_with_another_suffix(tool: Tool, tool_copy: Tool) -> None:
+    """Next to each cat.png is a cat.jpg, which MMF would load instead."""
     tool.get_trained_run("image")
-    first = probabilities(own("predict", "--no-report"))
-    for picture in (own.world.dataset / "images" / "img").glob("*.png"):
-        picture.with_suffix(".jpg").write_bytes(b"not a picture")
-    assert probabilities(own("predict", "--no-report")) == first
+    expected = probabilities(tool_copy("predict", "--no-report"))
+    for image in (tool_copy.world.dataset / "images" / "img").glob("*.png"):
+        image.with_suffix(".jpg").write_bytes(b"not a picture")
+    assert probabilities(tool_copy("predict", "--no-report")) == expected
 
 
-def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
-    """A JSON list, a byte order mark with Windows line ends and a blank line, and null for no label."""
-    train, val, test = (annotations(own, split) for split in ("train", "dev_unseen", "test_unseen"))
-    read = {path: read_annotations(path) for path in (train, val, test)}
-    train.write_text(json.dumps(rows(train), indent=2), encoding="utf-8")
+def test_annotations_in_the_formats_of_other_programs_are_read(tool_copy: Tool) -> None:
+    """Train with a JSON list, a byte order mark with Windows line ends and a blank line, and null labels."""
+    train, val, test = (annotation_file(tool_copy, split) for split in ("train", "dev_unseen", "test_unseen"))
+    expected_rows = {path: read_annotations(path) for path in (train, val, test)}
+    train.write_text(json.dumps(read_rows(train), indent=2), encoding="utf-8")
     lines = "\r\n".join(val.read_text(encoding="utf-8").splitlines())
     val.write_text(f"{lines}\r\n\r\n", encoding="utf-8-sig", newline="")
-    partly = [row | ({"label": None} if n % 2 else {}) for n, row in enumerate(rows(test))]
-    test.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
-    assert [row.img for row in read_annotations(train)] == [row.img for row in read[train]]
+    partly_labelled = [row | ({"label": None} if n % 2 else {}) for n, row in enumerate(read_rows(test))]
+    test.write_text("".join(json.dumps(row) + "\n" for row in partly_labelled), encoding="utf-8")
+    assert [row.img for row in read_annotations(train)] == [row.img for row in expected_rows[train]]
 
-    assert own("train", own.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
-    predicted = own("predict")
-    assert predicted_ids(predicted) == [str(row.id) for row in read[test]]
+    assert tool_copy("train", tool_copy.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
+    predicted = tool_copy("predict")
+    assert predicted_ids(predicted) == [str(row.id) for row in expected_rows[test]]
     assert predicted["auroc"] is None
 
 
-def test_a_row_without_label_is_refused_before_training(own: Tool) -> None:
-    train = annotations(own, "train")
-    partly = [row | ({"label": None} if n == 2 else {}) for n, row in enumerate(rows(train))]
-    train.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
-    assert own.run_for_exit_code("train", own.preset("vilbert"), "--updates", "1") == 3
-    assert f"{train}:3" in own.errors
-    assert not own.save_dir.exists()
+def test_training_row_without_label_is_refused(tool_copy: Tool) -> None:
+    train = annotation_file(tool_copy, "train")
+    partly_labelled = [row | ({"label": None} if n == 2 else {}) for n, row in enumerate(read_rows(train))]
+    train.write_text("".join(json.dumps(row) + "\n" for row in partly_labelled), encoding="utf-8")
+    assert tool_copy.run_for_exit_code("train", tool_copy.preset("vilbert"), "--updates", "1") == 3
+    assert f"{train}:3" in tool_copy.errors
+    assert not tool_copy.save_dir.exists()

@@ -1,4 +1,4 @@
-"""``mmfw check`` on the real MMF: silent about sound models and data, and what it says of planted faults."""
+"""Findings of ``mmfw check`` with the real MMF: none for sound models and data, one for each planted fault."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds import tiny_mmf
 from tests.worlds.tools import requires_console_events
 
-# A model of text and image, sound but for what `fault` names.
-PLANTED = """
+# Model of text and image, sound except for the fault that `fault` names.
+FAULTY_MODEL = """
 import torch
 from mmf.common.registry import registry
 from mmf.models.base_model import BaseModel
@@ -64,8 +64,8 @@ class Planted(BaseModel):
         return {"scores": scores}
 """
 
-# Checks in one worker a new model for each of `faults`, and writes what is found to found.json.
-EACH_FAULT = """
+# Checks a new model for each of `faults` in one worker, and writes the findings to found.json.
+CHECK_EACH_FAULT = """
 import contextlib, json, types
 from pathlib import Path
 from mmf.utils.build import build_model, build_optimizer
@@ -90,7 +90,7 @@ def check_each(observer, trainer, limit, check=checks.run):
 checks.run = check_each
 """
 
-# Fault → the verdict, the check that finds it, and what that says.
+# For each fault: the verdict, the check that finds it, and a part of its message.
 FAULTS = {
     "softmax": ("error", "scores", "softmax comes before cross-entropy"),
     "one score": ("error", "scores", "shape (4, 3), not (4, 2)"),
@@ -110,13 +110,17 @@ FAULTS = {
 }
 
 
-def unsound(found: Any) -> list[tuple[str, str]]:
-    """Return the results worse than a note: verdict and check."""
-    return [(each["verdict"], each["check"]) for each in found["findings"] if each["verdict"] in ("warning", "error")]
+def list_problems(result: Any) -> list[tuple[str, str]]:
+    """Return the verdict and the check of each finding that is worse than a note."""
+    return [
+        (finding["verdict"], finding["check"])
+        for finding in result["findings"]
+        if finding["verdict"] in ("warning", "error")
+    ]
 
 
-def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
-    """A preset of the model with a fault, whose texts have no token that the tiny BERT does not know."""
+def write_faulty_preset(tool: Tool, fault: str | None, code: str = FAULTY_MODEL) -> str:
+    """Write the faulty model and a preset for it, with texts of known tokens, and return the preset's path."""
     folder = tool.folder / "planted"
     folder.mkdir(exist_ok=True)
     (folder / "__init__.py").write_text(code, encoding="utf-8")
@@ -127,117 +131,121 @@ def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
     return tool.preset("mmbt", model="planted", settings=settings)
 
 
-def in_english(tool: Tool, name: str = "english") -> Tool:
-    """The tool beside memes whose every word is in the vocabulary."""
-    other = tool.with_world_copy(name)
-    for path in (other.world.dataset / "annotations").iterdir():
+def copy_in_english(tool: Tool, name: str = "english") -> Tool:
+    """Return the tool with a copy of the memes in which each word is in the vocabulary."""
+    english_tool = tool.with_world_copy(name)
+    for path in (english_tool.world.dataset / "annotations").iterdir():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for row in rows:
             row["text"] = row["text"].replace("café", "cat").replace("смех", "dog").replace("世界", "tree")
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return other
+    return english_tool
 
 
 @pytest.mark.parametrize("name", sorted(tiny_mmf.recipes()))
-def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
-    found = in_english(tool)("check", tool.preset(name))
-    assert not unsound(found)
-    checks = [each["check"] for each in found["findings"]]
+def test_models_of_mmf_have_no_problems(tool: Tool, name: str) -> None:
+    result = copy_in_english(tool)("check", tool.preset(name))
+    assert not list_problems(result)
+    checks = [finding["check"] for finding in result["findings"]]
     assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(checks)
-    never = [each["text"] for each in found["findings"] if "gradient:" in each["text"]]
-    assert bool(never) == (name == "vilbert") and all("biOutput.q_dense1" in text for text in never)
+    without_gradient = [finding["text"] for finding in result["findings"] if "gradient:" in finding["text"]]
+    assert bool(without_gradient) == (name == "vilbert") and all(
+        "biOutput.q_dense1" in text for text in without_gradient
+    )
     assert not tool.save_dir.exists()
 
 
-def told_of(fault: str, found: list[Any]) -> list[tuple[str, bool]]:
-    """The verdicts of the check that has to find a fault, and whether it says so; empty where all is well."""
-    _, check, said = FAULTS[fault]
-    remarks = [each for each in found if each["check"] == check and each["verdict"] != "ok"]
-    return [(each["verdict"], said in f"{each['text']}; {each['advice']}") for each in remarks]
+def match_findings(fault: str, findings: list[Any]) -> list[tuple[str, bool]]:
+    """Return the verdicts of the check that should find a fault, and whether each has the expected text."""
+    _, check, expected_text = FAULTS[fault]
+    matches = [finding for finding in findings if finding["check"] == check and finding["verdict"] != "ok"]
+    return [(finding["verdict"], expected_text in f"{finding['text']}; {finding['advice']}") for finding in matches]
 
 
 def test_each_planted_fault_is_found(tool: Tool, mmf_version: str) -> None:
-    sound, preset = in_english(tool), planted(tool, None, PLANTED + EACH_FAULT)
-    # Without that, 1.0.0rc12 does not build the model whose optimizer lacks a tensor.
-    words = ["optimizer.allow_unused_parameters=True"] if mmf_version == "rc12" else []
-    sound("check", preset, *words, "--trust")
-    found = json.loads((tool.folder / "planted" / "found.json").read_text(encoding="utf-8"))
-    assert {fault: told_of(fault, found[fault]) for fault in FAULTS} == {
+    english_tool, preset = copy_in_english(tool), write_faulty_preset(tool, None, FAULTY_MODEL + CHECK_EACH_FAULT)
+    # Without this setting, 1.0.0rc12 does not build a model whose optimizer lacks a tensor.
+    overrides = ["optimizer.allow_unused_parameters=True"] if mmf_version == "rc12" else []
+    english_tool("check", preset, *overrides, "--trust")
+    findings = json.loads((tool.folder / "planted" / "found.json").read_text(encoding="utf-8"))
+    assert {fault: match_findings(fault, findings[fault]) for fault in FAULTS} == {
         fault: [(verdict, True)] for fault, (verdict, _, _) in FAULTS.items()
     }
 
 
 @pytest.mark.parametrize(("fault", "code"), [("softmax", 9), ("no image", 0)])
-def test_an_error_decides_the_exit_code_and_a_warning_does_not(tool: Tool, fault: str, code: int) -> None:
-    sound = in_english(tool)
-    assert sound.run_for_exit_code("check", planted(tool, fault), "--trust", "--json") == code
-    told, _, error = sound.output.partition('{"error": ')
-    found = json.loads(told)["findings"]
-    assert bool(error) == bool(code) == ("findings are errors" in sound.errors)
-    assert told_of(fault, found) == [(FAULTS[fault][0], True)]
-    assert all(len(each["memes"]) == 4 for each in found if each["check"] == FAULTS[fault][1])
+def test_errors_change_the_exit_code_and_warnings_do_not(tool: Tool, fault: str, code: int) -> None:
+    english_tool = copy_in_english(tool)
+    assert english_tool.run_for_exit_code("check", write_faulty_preset(tool, fault), "--trust", "--json") == code
+    output, _, error = english_tool.output.partition('{"error": ')
+    findings = json.loads(output)["findings"]
+    assert bool(error) == bool(code) == ("findings are errors" in english_tool.errors)
+    assert match_findings(fault, findings) == [(FAULTS[fault][0], True)]
+    assert all(len(finding["memes"]) == 4 for finding in findings if finding["check"] == FAULTS[fault][1])
 
 
-def test_the_planted_model_without_a_fault_and_that_of_the_guide_are_sound(
+def test_model_without_a_fault_and_model_of_the_guide_have_no_problems(
     tool: Tool,
     guide: Path,  # noqa: F811
 ) -> None:
-    english = in_english(tool)
-    assert not unsound(english("check", planted(tool, None), "--trust"))
-    assert not unsound(english("check", str(guide / "small_cnn.yaml"), "--trust"))
+    english_tool = copy_in_english(tool)
+    assert not list_problems(english_tool("check", write_faulty_preset(tool, None), "--trust"))
+    assert not list_problems(english_tool("check", str(guide / "small_cnn.yaml"), "--trust"))
 
 
 @pytest.mark.wide
-def test_words_that_the_vocabulary_lacks_and_texts_that_are_cut_are_counted(tool: Tool) -> None:
+def test_unknown_words_and_truncated_texts_are_counted(tool: Tool) -> None:
     settings = tool.settings("bert")
     settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"]["max_seq_length"] = 6
-    (found,) = (
-        each for each in tool("check", tool.preset("bert", settings=settings))["findings"] if each["check"] == "texts"
+    (finding,) = (
+        result
+        for result in tool("check", tool.preset("bert", settings=settings))["findings"]
+        if result["check"] == "texts"
     )
-    assert found["verdict"] == "warning" and found["advice"]
-    assert found["text"] == "14 of 14 texts are truncated to 4 tokens; 26.0 % of all tokens are unknown"
-    assert len(found["memes"]) == 14
+    assert finding["verdict"] == "warning" and finding["advice"]
+    assert finding["text"] == "14 of 14 texts are truncated to 4 tokens; 26.0 % of all tokens are unknown"
+    assert len(finding["memes"]) == 14
 
 
-def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_first_loss(tool: Tool) -> None:
-    twice = in_english(tool)
-    annotations = twice.world.dataset / "annotations"
+def test_meme_in_two_splits_and_odd_first_loss_are_reported_by_check_and_train(tool: Tool) -> None:
+    tool_copy = copy_in_english(tool)
+    annotations = tool_copy.world.dataset / "annotations"
     rows = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in annotations.iterdir()}
     (annotations / "dev_unseen.jsonl").write_text(
         "\n".join([*rows["dev_unseen"], rows["dev_seen"][0], rows["train"][3]]) + "\n", encoding="utf-8"
     )
     meme = json.loads(rows["train"][3])["id"]
-    said = f"memes in both train and dev_unseen: 1 ({int(meme)})"
-    found = twice("check", planted(tool, "scale"), "--trust")
-    assert ("warning", said) in [(each["verdict"], each["text"]) for each in found["findings"]]
-    assert [each["memes"] for each in found["findings"] if each["check"] == "splits"] == [[str(int(meme))]]
+    message = f"memes in both train and dev_unseen: 1 ({int(meme)})"
+    result = tool_copy("check", write_faulty_preset(tool, "scale"), "--trust")
+    assert ("warning", message) in [(finding["verdict"], finding["text"]) for finding in result["findings"]]
+    assert [finding["memes"] for finding in result["findings"] if finding["check"] == "splits"] == [[str(int(meme))]]
 
-    run = twice.train(planted(tool, "scale"), "--updates", "2", "--seed", "1")
-    assert f"warning: {said}; " in twice.errors
+    run = tool_copy.train(write_faulty_preset(tool, "scale"), "--updates", "2", "--seed", "1")
+    assert f"warning: {message}; " in tool_copy.errors
     (note,) = (event["text"] for event in read_events_of_kind(run, "note"))
-    assert note.startswith("the first loss is ") and f"warning: {note}" in twice.errors
-    twice.train("--resume", "last", "--updates", "3")
-    assert len(read_events_of_kind(run, "note")) == 1, "what is trained already has no first loss"
+    assert note.startswith("the first loss is ") and f"warning: {note}" in tool_copy.errors
+    tool_copy.train("--resume", "last", "--updates", "3")
+    assert len(read_events_of_kind(run, "note")) == 1, "a resumed run has no first loss"
 
-    in_english(tool, "sound").train(planted(tool, None), "--updates", "2", "--seed", "1")
+    copy_in_english(tool, "sound").train(write_faulty_preset(tool, None), "--updates", "2", "--seed", "1")
     assert "warning: " not in tool.errors
 
 
-def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -> None:
+def test_check_does_not_change_the_run_and_writes_its_findings_to_a_new_file(tool: Tool) -> None:
     run, out = tool.get_trained_run("bert"), tool.folder / "найдено.json"
 
-    def content() -> dict[Path, bytes]:
+    def read_files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
 
-    before = content()
-    found = tool("check", run.id, "-o", str(out))
-    assert found["name"] == run.id and json.loads(out.read_text(encoding="utf-8")) == found
-    assert content() == before
+    before = read_files()
+    result = tool("check", run.id, "-o", str(out))
+    assert result["name"] == run.id and json.loads(out.read_text(encoding="utf-8")) == result
+    assert read_files() == before
     assert tool.run_for_exit_code("check", run.id, "-o", str(out)) == 2
     assert "already exists" in tool.errors
     assert tool.run_for_exit_code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
     assert "folder not found" in tool.errors
-    assert tool.run_for_exit_code("check") == 0, "a warning is no error"
+    assert tool.run_for_exit_code("check") == 0, "warnings do not fail the command"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "finding"]
     assert any(line.startswith("warning") and "texts" in line for line in table)
@@ -245,63 +253,68 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
 
 
 @requires_console_events
-def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    at, scratch = tool.folder / "at", tool.folder / "scratch"
-    scratch.mkdir()
+def test_ctrl_c_leaves_no_run_and_no_temporary_files(
+    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault_marker, temporary_dir = tool.folder / "at", tool.folder / "scratch"
+    temporary_dir.mkdir()
     for name in ("TMPDIR", "TEMP", "TMP"):
-        monkeypatch.setenv(name, str(scratch))
-    set_faults({"at": "forward", "do": "wait_to_be_stopped", "once": str(at)})
+        monkeypatch.setenv(name, str(temporary_dir))
+    set_faults({"at": "forward", "do": "wait_to_be_stopped", "once": str(fault_marker)})
     with user(tool, "check", tool.preset("bert")) as somebody:
-        somebody.waits_for(at.exists)
+        somebody.waits_for(fault_marker.exists)
         somebody.process.send_signal(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing was saved" in somebody.read
-    assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]
+    assert not tool.save_dir.exists() and not [*temporary_dir.glob("mmfw-check-*")]
 
 
 @pytest.mark.wide
-def test_a_rate_that_is_too_large_is_not_blamed_on_the_model(tool: Tool) -> None:
-    found = in_english(tool)("check", planted(tool, None), "--trust", "optimizer.params.lr=1e30")
-    (learnt,) = (each for each in found["findings"] if each["check"] == "one batch")
-    assert learnt["verdict"] == "note" and "at the run's learning rate of 1e+30" in learnt["text"]
-    assert "too large" in learnt["advice"]
-    assert not unsound(found)
+def test_too_large_learning_rate_is_not_blamed_on_the_model(tool: Tool) -> None:
+    result = copy_in_english(tool)("check", write_faulty_preset(tool, None), "--trust", "optimizer.params.lr=1e30")
+    (finding,) = (candidate for candidate in result["findings"] if candidate["check"] == "one batch")
+    assert finding["verdict"] == "note" and "at the run's learning rate of 1e+30" in finding["text"]
+    assert "too large" in finding["advice"]
+    assert not list_problems(result)
 
 
 @pytest.mark.wide
-def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool) -> None:
-    english = in_english(tool)
-    first = english.train(planted(tool, None), "--updates", "2", "--trust")
-    written = english("predict", first.id, "--split", "train", "--no-report", "--trust")["csv"]
-    teacher = Path(written)
+def test_run_is_checked_with_its_initial_weights_and_without_its_teacher(tool: Tool) -> None:
+    english_tool = copy_in_english(tool)
+    teacher_run = english_tool.train(write_faulty_preset(tool, None), "--updates", "2", "--trust")
+    csv = english_tool("predict", teacher_run.id, "--split", "train", "--no-report", "--trust")["csv"]
+    teacher = Path(csv)
     rows = [f"{line.partition(',')[0]},0.5,0" for line in teacher.read_text("utf-8").splitlines()[1:]]
     teacher.write_text("\n".join(["id,proba,label", *rows]), encoding="utf-8")
-    weights = first.checkpoints / "current.ckpt"
-    words = ("--updates", "2", "--teacher", str(teacher), "--teacher-weight", "1", "--name", "student")
-    english.train(planted(tool, None), *words, "--init", str(weights), "--trust")
+    weights = teacher_run.checkpoints / "current.ckpt"
+    options = ("--updates", "2", "--teacher", str(teacher), "--teacher-weight", "1", "--name", "student")
+    english_tool.train(write_faulty_preset(tool, None), *options, "--init", str(weights), "--trust")
     teacher.unlink()
-    found = english("check", "student", "--trust")
-    assert not unsound(found), "a teacher that is never sure keeps no model from learning the labels"
-    assert str(weights) in next(each for each in found["findings"] if each["check"] == "weights")["text"]
+    result = english_tool("check", "student", "--trust")
+    assert not list_problems(result), "an undecided teacher must not keep a model from learning the labels"
+    assert str(weights) in next(finding for finding in result["findings"] if finding["check"] == "weights")["text"]
     weights.unlink()
-    assert english.run_for_exit_code("check", "student", "--trust") == 0
-    assert f"started with {weights}, which does not exist" in english.errors
+    assert english_tool.run_for_exit_code("check", "student", "--trust") == 0
+    assert f"started with {weights}, which does not exist" in english_tool.errors
 
 
-def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:
+def test_model_that_cannot_be_built_is_reported_with_the_end_of_its_output(tool: Tool) -> None:
     assert (
-        tool.run_for_exit_code("check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]") == 7
+        tool.run_for_exit_code(
+            "check", write_faulty_preset(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]"
+        )
+        == 7
     )
     assert "nosuch" in tool.errors and "mmfw train" in tool.errors
     assert "mmfw-check-" not in tool.errors.partition("hint:")[2]
 
 
 @pytest.mark.wide
-def test_how_much_of_the_model_a_file_of_weights_sets_is_told(tool: Tool) -> None:
+def test_share_of_the_model_set_by_a_weights_file_is_reported(tool: Tool) -> None:
     weights = tool.get_trained_run("visual_bert", run="source").checkpoints / "current.ckpt"
     preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
-    words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
-    found = {each["check"]: each for each in in_english(tool)("check", preset, *words)["findings"]}
-    assert found["weights"]["verdict"] == "note"
-    assert "of the model's" in found["weights"]["text"] and "classifier" in found["weights"]["text"]
-    assert found["scores"]["verdict"] == "ok"
+    overrides = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
+    findings = {finding["check"]: finding for finding in copy_in_english(tool)("check", preset, *overrides)["findings"]}
+    assert findings["weights"]["verdict"] == "note"
+    assert "of the model's" in findings["weights"]["text"] and "classifier" in findings["weights"]["text"]
+    assert findings["scores"]["verdict"] == "ok"
