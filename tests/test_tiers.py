@@ -43,15 +43,15 @@ GUARANTEES = {
     "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
     "the worker, or one of several processes": ("test_when_one_process_is_killed_the_others_end_and_the_run_resumes"),
     "the worker has finished but does not exit": ("test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"),
-    "the disk is too full for a checkpoint": ("test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole"),
-    "a save is one write": "test_a_save_is_one_write_and_old_ones_are_removed",
+    "the disk is too full for a checkpoint": ("test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact"),
+    "a save is one write": "test_each_save_is_written_once_and_old_checkpoints_are_removed",
     "at any moment each name is the complete old file": (
-        "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before"
+        "test_run_killed_during_a_save_resumes_from_the_previous_save"
     ),
     "free space is checked before each save": "test_too_little_space_is_reported_before_writing",
-    "old `models/model_N": "test_a_save_is_one_write_and_old_ones_are_removed",
+    "old `models/model_N": "test_each_save_is_written_once_and_old_checkpoints_are_removed",
     "the weights": "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights",
-    "the best score": "test_the_best_is_remembered_when_a_run_goes_on",
+    "the best score": "test_resumed_run_remembers_its_best_checkpoint",
     "the settings": "test_resumed_run_keeps_its_request",
     "the state of the random generators": (
         "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights"
