@@ -1,4 +1,4 @@
-"""CLIP behind MMF: towers that are frozen see each meme once, and what they say does not depend on how."""
+"""CLIP in MMF: its frozen towers encode each meme once, and caching does not change the results."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mmf_win.dataset.annotations import read_annotations
 from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, load_checkpoint, logged_losses, probabilities
 from tests.worlds import hostile_archives
 
-WORDS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
+TRAIN_OPTIONS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
 
-# Values that are refused by their keys, and values at the limits of what is allowed.
-SENSELESS = (
+# Values that are refused with the names of their keys, and allowed values at the limits.
+INVALID_VALUES = (
     *("unfreeze=-1", "unfreeze=1.5", "unfreeze=true", "projection_dim=0", "num_layers=-1", "fusion=cross"),
     *("dropout=[0.1,2,0]", "dropout=[0.1]", "dropout=0.1", "dropout=[0,x,0]"),
 )
-SOUND = ("unfreeze=0", "projection_dim=1", "num_layers=0", "fusion=align", "dropout=[0,0.5,1]")
+VALID_VALUES = ("unfreeze=0", "projection_dim=1", "num_layers=0", "fusion=align", "dropout=[0,0.5,1]")
 
-# In one worker, writes what is said of each value in values.json to said.json.
-EACH_VALUE = """
+# Writes the error message for each value of values.json to said.json, in one worker.
+CHECK_EACH_VALUE = """
 import json
 from pathlib import Path
 from omegaconf import OmegaConf
@@ -48,136 +48,141 @@ clip.Clip.build = build
 """
 
 
-def outputs(tool: Tool) -> list[Path]:
-    """The kept outputs of towers."""
+def list_cached_outputs(tool: Tool) -> list[Path]:
+    """Return the cached outputs of the towers."""
     return sorted((tool.world.cache / "mmfw-outputs").glob("*/*"))
 
 
 @pytest.fixture
-def fresh(tool: Tool) -> Tool:
-    """The tool beside a world in which nothing is kept yet."""
-    fresh = tool.with_world_copy("fresh")
-    shutil.rmtree(fresh.world.cache / "mmfw-outputs", ignore_errors=True)
-    return fresh
+def uncached_tool(tool: Tool) -> Tool:
+    """Return the tool with a copy of the world that has no cached outputs."""
+    uncached_tool = tool.with_world_copy("fresh")
+    shutil.rmtree(uncached_tool.world.cache / "mmfw-outputs", ignore_errors=True)
+    return uncached_tool
 
 
-def test_training_is_the_same_with_any_cache_and_through_a_stop(
-    fresh: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
+def test_training_results_are_the_same_with_any_cache_and_after_a_stop(
+    uncached_tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MMF_CACHE_DIR", str(fresh.world.cache))
-    preset = fresh.preset("clip")
+    monkeypatch.setenv("MMF_CACHE_DIR", str(uncached_tool.world.cache))
+    preset = uncached_tool.preset("clip")
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
-    without = fresh.train(preset, "--name", "without", *WORDS)
-    assert outputs(fresh) == []
+    uncached_run = uncached_tool.train(preset, "--name", "without", *TRAIN_OPTIONS)
+    assert list_cached_outputs(uncached_tool) == []
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "on")
-    first = fresh.train(preset, "--name", "first", *WORDS)
-    kept = outputs(fresh)
+    first_run = uncached_tool.train(preset, "--name", "first", *TRAIN_OPTIONS)
+    cached = list_cached_outputs(uncached_tool)
     rows = [
         row
         for name in ("train", "dev_unseen")
-        for row in read_annotations(fresh.world.dataset / "annotations" / f"{name}.jsonl")
+        for row in read_annotations(uncached_tool.world.dataset / "annotations" / f"{name}.jsonl")
     ]
-    assert len(kept) == len(rows) + len({row.text for row in rows})
+    assert len(cached) == len(rows) + len({row.text for row in rows})
 
-    written = [path.stat().st_mtime_ns for path in kept[2:]]
-    hostile_archives.flip_byte(kept[0], 20)
-    kept[1].write_bytes(b"")
-    second = fresh.train(preset, "--name", "second", *WORDS)
-    assert [path.stat().st_mtime_ns for path in kept[2:]] == written
+    write_times = [path.stat().st_mtime_ns for path in cached[2:]]
+    hostile_archives.flip_byte(cached[0], 20)
+    cached[1].write_bytes(b"")
+    second_run = uncached_tool.train(preset, "--name", "second", *TRAIN_OPTIONS)
+    assert [path.stat().st_mtime_ns for path in cached[2:]] == write_times
     set_faults({"at": "stepped", "do": "stop", "update": 3})
-    assert fresh.run_for_exit_code("train", preset, "--name", "stopped", *WORDS) == 130
-    shutil.rmtree(fresh.world.cache / "mmfw-outputs")
-    stopped = fresh.train("--resume", "stopped")
-    for other in (first, second, stopped):
-        assert logged_losses(other) == logged_losses(without)
-        assert_same_weights(other, without)
+    assert uncached_tool.run_for_exit_code("train", preset, "--name", "stopped", *TRAIN_OPTIONS) == 130
+    shutil.rmtree(uncached_tool.world.cache / "mmfw-outputs")
+    resumed_run = uncached_tool.train("--resume", "stopped")
+    for run in (first_run, second_run, resumed_run):
+        assert logged_losses(run) == logged_losses(uncached_run)
+        assert_same_weights(run, uncached_run)
 
 
-def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Tool) -> None:
+def test_prediction_does_not_depend_on_batch_size_and_accepts_user_memes(tool: Tool) -> None:
     tool.get_trained_run("clip")
-    together = probabilities(tool("predict", "--no-report"))
-    alone = probabilities(tool("predict", "--no-report", "--batch-size", "1"))
-    assert alone == pytest.approx(together, abs=1e-6)
+    expected = probabilities(tool("predict", "--no-report"))
+    one_by_one = probabilities(tool("predict", "--no-report", "--batch-size", "1"))
+    assert one_by_one == pytest.approx(expected, abs=1e-6)
     row = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
     image = tool.world.dataset / "images" / row.img
     meme = tool("predict", "--image", str(image), "--text", row.text)
-    assert meme["proba"] == pytest.approx(together[0], abs=1e-6)
+    assert meme["proba"] == pytest.approx(expected[0], abs=1e-6)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("unfreeze", "fusion"), [(0, "concat"), (1, "align"), (2, "align")], ids=["nothing", "the last", "all"]
+    ("unfreeze", "fusion"), [(0, "concat"), (1, "align"), (2, "align")], ids=["none", "last", "all"]
 )
-def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(tool: Tool, unfreeze: int, fusion: str) -> None:
+def test_only_the_unfrozen_last_layers_of_the_towers_are_trained(tool: Tool, unfreeze: int, fusion: str) -> None:
     from safetensors.torch import load_file
 
-    words = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")
-    run = tool.train(tool.preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *words)
+    overrides = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")
+    run = tool.train(tool.preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *overrides)
     before, after = load_file(tool.world.clip / "model.safetensors"), load_checkpoint(run)["model"]
     shared = {name.replace(".model.", "_model_", 1): name for name in after if ".model." in name}
     changed = set()
-    for name, of_run in shared.items():
+    for name, run_name in shared.items():
         tower, _, rest = name.partition("_model_")
         original = before[f"{'vision' if tower == 'image' else 'text'}_model.{rest}"]
-        if not original.equal(after[of_run]):
+        if not original.equal(after[run_name]):
             changed.add(name)
     assert bool(changed) == bool(unfreeze)
     assert any("embedding" in name or ".layers.0." in name for name in changed) == (unfreeze == 2)
     assert unfreeze == 0 or {name.partition("_")[0] for name in changed} == {"image", "text"}
 
 
-def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
+def test_invalid_values_of_the_configuration_are_reported(tool: Tool) -> None:
     folder, preset = tool.folder / "each_value", tool.preset("clip")
     folder.mkdir()
-    (folder / "__init__.py").write_text(EACH_VALUE, encoding="utf-8")
-    (folder / "values.json").write_text(json.dumps([*SENSELESS, *SOUND]), encoding="utf-8")
-    words = ("train", preset, "--updates", "1", "--trust", f"env.user_dir={folder}")
-    assert tool.run_for_exit_code(*words, "model_config.clip.fusion=cross") == 2
+    (folder / "__init__.py").write_text(CHECK_EACH_VALUE, encoding="utf-8")
+    (folder / "values.json").write_text(json.dumps([*INVALID_VALUES, *VALID_VALUES]), encoding="utf-8")
+    command = ("train", preset, "--updates", "1", "--trust", f"env.user_dir={folder}")
+    assert tool.run_for_exit_code(*command, "model_config.clip.fusion=cross") == 2
     assert "model_config.clip.fusion cannot be 'cross'" in tool.errors
-    said = json.loads((folder / "said.json").read_text(encoding="utf-8"))
-    keys = [value.partition("=")[0] for value in SENSELESS]
-    assert [text.partition(" cannot be ")[0] for text in said] == [
+    messages = json.loads((folder / "said.json").read_text(encoding="utf-8"))
+    keys = [value.partition("=")[0] for value in INVALID_VALUES]
+    assert [message.partition(" cannot be ")[0] for message in messages] == [
         *(f"model_config.clip.{key}" for key in keys),
-        *([""] * len(SOUND)),
+        *([""] * len(VALID_VALUES)),
     ]
-    words = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
-    assert tool.run_for_exit_code(*words) == 3
+    command = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
+    assert tool.run_for_exit_code(*command) == 3
     assert str(tool.folder / "none") in tool.errors
 
 
 @pytest.mark.wide
-def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refused(
-    fresh: Tool, monkeypatch: pytest.MonkeyPatch
+def test_other_clip_has_separate_outputs_and_is_refused_if_weights_are_missing(
+    uncached_tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    monkeypatch.setenv("MMF_CACHE_DIR", str(fresh.world.cache))
-    own, words = fresh.folder / "own @ clip", ("--updates", "2", "--seed", "3", "training.log_interval=1")
-    shutil.copytree(fresh.world.clip, own)
-    preset, named = fresh.preset("clip"), f"model_config.clip.clip_model_name={own}"
-    first = fresh.train(preset, "--name", "first", *words)
-    assert logged_losses(fresh.train(preset, "--name", "copied", *words, named)) == logged_losses(first)
-    config = json.loads((own / "config.json").read_text("utf-8"))
+    monkeypatch.setenv("MMF_CACHE_DIR", str(uncached_tool.world.cache))
+    other_clip, options = (
+        uncached_tool.folder / "own @ clip",
+        ("--updates", "2", "--seed", "3", "training.log_interval=1"),
+    )
+    shutil.copytree(uncached_tool.world.clip, other_clip)
+    preset, override = uncached_tool.preset("clip"), f"model_config.clip.clip_model_name={other_clip}"
+    first_run = uncached_tool.train(preset, "--name", "first", *options)
+    assert logged_losses(uncached_tool.train(preset, "--name", "copied", *options, override)) == logged_losses(
+        first_run
+    )
+    config = json.loads((other_clip / "config.json").read_text("utf-8"))
     config["vision_config"]["hidden_act"] = "relu"
-    (own / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert logged_losses(fresh.train(preset, "--name", "other", *words, named)) != logged_losses(first)
+    (other_clip / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert logged_losses(uncached_tool.train(preset, "--name", "other", *options, override)) != logged_losses(first_run)
 
-    weights = load_file(own / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if "text_model.encoder" not in name}
-    save_file(kept, own / "model.safetensors", {"format": "pt"})
-    assert fresh.run_for_exit_code("train", preset, *words, named) == 3
-    assert f"{own}: tensors of its configuration are missing" in fresh.errors
-    (own / "model.safetensors").unlink()
-    assert fresh.run_for_exit_code("train", preset, *words, named) == 3
-    assert f"missing: {own / 'model.safetensors'}" in fresh.errors
+    weights = load_file(other_clip / "model.safetensors")
+    incomplete = {name: value for name, value in weights.items() if "text_model.encoder" not in name}
+    save_file(incomplete, other_clip / "model.safetensors", {"format": "pt"})
+    assert uncached_tool.run_for_exit_code("train", preset, *options, override) == 3
+    assert f"{other_clip}: tensors of its configuration are missing" in uncached_tool.errors
+    (other_clip / "model.safetensors").unlink()
+    assert uncached_tool.run_for_exit_code("train", preset, *options, override) == 3
+    assert f"missing: {other_clip / 'model.safetensors'}" in uncached_tool.errors
 
 
 @pytest.mark.wide
-def test_the_demo_trains_a_tiny_clip_that_predicts_memes_of_ones_own(tool: Tool) -> None:
+def test_demo_trains_a_tiny_clip_that_predicts_user_memes(tool: Tool) -> None:
     assert main(["demo", "--model", "clip", "--dir", str(tool.folder / "демо"), "--json"]) == 0
     result = json.loads(tool.read_output()[0])
     assert result["run"].startswith("demo_clip/")
     image = next(Path(result["data_dir"]).rglob("*.png"))
-    places = ["--data-dir", result["data_dir"], "--save-dir", result["save_dir"]]
-    assert main(["predict", "--image", str(image), "--text", "look how many", *places]) == 0
+    path_options = ["--data-dir", result["data_dir"], "--save-dir", result["save_dir"]]
+    assert main(["predict", "--image", str(image), "--text", "look how many", *path_options]) == 0
     assert 0 <= float(tool.read_output()[0]) <= 1
