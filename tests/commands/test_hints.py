@@ -114,7 +114,7 @@ ELSEWHERE = {
     "runs/preflight: mmfw features": "test_images_without_region_features_are_refused_with_what_can_be_done",
     "runs/preflight: mmfw train": "test_another_learning_rate_takes_what_the_hint_says",
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",
-    "inputs/verification: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
+    "inputs/verification: --allow-missing": "test_rows_without_features_are_excluded_only_with_allow_missing",
     "runs/outcomes: mmfw predict": "test_run_with_a_damaged_checkpoint_continues_as_hinted",
     "dataset/annotations: mmfw convert": "test_dataset_is_converted_to_the_folder_where_it_was_missing",
     "doctor/verify_all: mmfw convert": "test_verify_reports_unusable_images_accepted_by_an_earlier_version",

@@ -1,4 +1,4 @@
-"""Features and weights around the real MMF: what MMF accepts, what mmfw finds before a run, and repairs."""
+"""Features and weights with the real MMF: files that MMF accepts, problems that mmfw finds, and repairs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.worlds.tiny_mmf import SPLIT_SIZES, build_features
 from tests.worlds.tools import split_command
 from tests.worlds.web_server import WebServer
 
-# MMF's own downloader, with nothing of mmfw's in its way but the patches: it gets an entry of a zoo as when a
-# run starts. With a largest size, the system kills it where a file would get longer, as ``kill -9`` does.
+# Downloads an entry of a zoo with MMF's own code and the patches of mmfw, as at the start of a run. If a largest size
+# is given, the system kills the process when a file would exceed it, as ``kill -9`` does.
 _MMF_DOWNLOAD = """\
 import json, sys
 from pathlib import Path
@@ -34,7 +34,7 @@ compat.install(Path(root))
 from mmf.utils.download import download_resources
 if largest:
     import resource, signal
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python has made an error of it
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python turns the signal into an error
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest[0]),) * 2)
 entry = json.loads(entry)
 download_resources(entry["resources"], folder, entry["version"])
@@ -43,166 +43,173 @@ _UPDATES = ("--updates", "1", "--seed", "1")
 
 
 @dataclass
-class Shop:
-    """A world without region features, and the zoo to get them from."""
+class FeatureDownload:
+    """World without region features, and a server from which they can be downloaded.
+
+    Attributes:
+        tool: The tool with a copy of the world.
+        server: Has the archive ``features.tar.gz``.
+        data: Content of the LMDB.
+        preset: Reads the features, and may download them.
+    """
 
     tool: Tool
-    server: WebServer  # has the archive ``features.tar.gz``
-    data: bytes  # of the LMDB
-    preset: str  # reads the features, and downloads where it may
+    server: WebServer
+    data: bytes
+    preset: str
 
     @property
     def features(self) -> Path:
-        """MMF's folder of region features."""
+        """Return MMF's folder of region features."""
         return self.tool.world.dataset / "features"
 
     @property
     def lmdb(self) -> Path:
-        """The file that holds them."""
+        """Return the data file of the features' LMDB."""
         return self.features / "detectron.lmdb" / "data.mdb"
 
 
 @pytest.fixture
-def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    """The tiny world, whose features are still on the server."""
-    own = tool.with_world_copy("a world without features")
-    folder = own.world.dataset / "features"
+def download(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureDownload]:
+    """Yield the tiny world without its features, which a server has."""
+    tool_copy = tool.with_world_copy("a world without features")
+    folder = tool_copy.world.dataset / "features"
     data = (folder / "detectron.lmdb" / "data.mdb").read_bytes()
     archive = tmp_path / "features.tar.gz"
-    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
-        packed.add(folder / "detectron.lmdb", "detectron.lmdb")
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(folder / "detectron.lmdb", "detectron.lmdb")
     shutil.rmtree(folder)
     with WebServer.serving(features_tar_gz=archive.read_bytes()) as server:
         variables = zoo.write_zoo_files(tmp_path, server, features=("features.tar.gz", "features.tar.gz"))
-        variables |= {"MMF_CACHE_DIR": str(own.world.cache), "HF_HUB_OFFLINE": "1"}
+        variables |= {"MMF_CACHE_DIR": str(tool_copy.world.cache), "HF_HUB_OFFLINE": "1"}
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        yield Shop(own, server, data, own.preset("visual_bert", offline=False))
+        yield FeatureDownload(tool_copy, server, data, tool_copy.preset("visual_bert", offline=False))
 
 
-def mmf_alone(shop: Shop, largest: int | None = None) -> int:
-    """Have MMF's own downloader get the features; the exit code."""
-    entry = json.loads((shop.tool.folder / "datasets.yaml").read_text(encoding="utf-8"))
-    listed = entry["hateful_memes"]["defaults"]
-    wanted = json.dumps({"version": listed["version"], "resources": listed["resources"]["features"]})
-    words = [str(find_mmf().root), str(shop.features), wanted, *([] if largest is None else [str(largest)])]
-    command = [sys.executable, "-c", _MMF_DOWNLOAD, *words]
+def run_mmf_download(download: FeatureDownload, largest: int | None = None) -> int:
+    """Download the features with MMF's own downloader, and return the exit code."""
+    datasets = json.loads((download.tool.folder / "datasets.yaml").read_text(encoding="utf-8"))
+    entry = datasets["hateful_memes"]["defaults"]
+    requested = json.dumps({"version": entry["version"], "resources": entry["resources"]["features"]})
+    arguments = [str(find_mmf().root), str(download.features), requested, *([] if largest is None else [str(largest)])]
+    command = [sys.executable, "-c", _MMF_DOWNLOAD, *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
 
 
 @pytest.mark.wide
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's length to die at")
-def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_without_a_download(shop: Shop) -> None:
-    archive = shop.server.files["features.tar.gz"]
-    half = (len(archive) + len(shop.data)) // 2
-    assert mmf_alone(shop, largest=half) < 0, "it was not killed in the extraction"
-    assert shop.lmdb.stat().st_size == half
-    assert mmf_alone(shop) == 0, "it does not believe its own half extraction any more"
-    assert (shop.features / ".built.json").is_file()
-    assert shop.lmdb.stat().st_size == half
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
+def test_partial_extraction_that_mmf_accepts_is_found_and_repaired_without_download(download: FeatureDownload) -> None:
+    archive = download.server.files["features.tar.gz"]
+    partial_size = (len(archive) + len(download.data)) // 2
+    assert run_mmf_download(download, largest=partial_size) < 0, "must be killed during the extraction"
+    assert download.lmdb.stat().st_size == partial_size
+    assert run_mmf_download(download) == 0, "MMF must accept its partial extraction"
+    assert (download.features / ".built.json").is_file()
+    assert download.lmdb.stat().st_size == partial_size
 
-    shop.server.files.clear()  # from here on, nothing can be downloaded
-    assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES) == 3
-    assert "unpacked from features.tar.gz by MMF" in shop.tool.errors
-    assert "mmfw repair" in shop.tool.errors
-    assert not shop.tool.save_dir.exists(), "there is a run"
+    download.server.files.clear()  # nothing can be downloaded from here on
+    assert download.tool.run_for_exit_code("train", download.preset, *_UPDATES) == 3
+    assert "unpacked from features.tar.gz by MMF" in download.tool.errors
+    assert "mmfw repair" in download.tool.errors
+    assert not download.tool.save_dir.exists(), "no run may exist"
 
-    assert shop.tool.run_for_exit_code("repair", shop.preset) == 0
-    assert shop.lmdb.read_bytes() == shop.data
-    assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
+    assert download.tool.run_for_exit_code("repair", download.preset) == 0
+    assert download.lmdb.read_bytes() == download.data
+    assert download.tool("train", download.preset, *_UPDATES)["state"] == "done"
 
 
-def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop) -> None:
+def test_rows_without_features_are_excluded_only_with_allow_missing(download: FeatureDownload) -> None:
     rows = {
-        split: read_annotations(shop.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLIT_SIZES
+        split: read_annotations(download.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLIT_SIZES
     }
-    gone = [rows["train"][1], rows["train"][2], rows["test_unseen"][0]]
-    known = {Path(row.img).stem for of_split in rows.values() for row in of_split}
-    build_features(shop.lmdb.parent, sorted(known - {Path(row.img).stem for row in gone}))
+    removed_rows = [rows["train"][1], rows["train"][2], rows["test_unseen"][0]]
+    stems = {Path(row.img).stem for split_rows in rows.values() for row in split_rows}
+    build_features(download.lmdb.parent, sorted(stems - {Path(row.img).stem for row in removed_rows}))
 
-    assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES) == 3
-    assert f"train 2 of {SPLIT_SIZES['train']} ({gone[0].img}, {gone[1].img})" in shop.tool.errors
-    assert "--allow-missing" in shop.tool.errors
-    result = shop.tool("train", shop.preset, *_UPDATES, "--allow-missing")
+    assert download.tool.run_for_exit_code("train", download.preset, *_UPDATES) == 3
+    assert f"train 2 of {SPLIT_SIZES['train']} ({removed_rows[0].img}, {removed_rows[1].img})" in download.tool.errors
+    assert "--allow-missing" in download.tool.errors
+    result = download.tool("train", download.preset, *_UPDATES, "--allow-missing")
     assert result["state"] == "done"
-    own = shop.tool.get_run(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
-    assert len(read_annotations(own)) == SPLIT_SIZES["train"] - 2
-    assert shop.tool.run_for_exit_code("predict") == 3
-    assert f"test_unseen 1 of {SPLIT_SIZES['test_unseen']} ({gone[2].img})" in shop.tool.errors
-    assert "a prediction needs every row" in shop.tool.errors
+    used_annotations = download.tool.get_run(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
+    assert len(read_annotations(used_annotations)) == SPLIT_SIZES["train"] - 2
+    assert download.tool.run_for_exit_code("predict") == 3
+    assert f"test_unseen 1 of {SPLIT_SIZES['test_unseen']} ({removed_rows[2].img})" in download.tool.errors
+    assert "a prediction needs every row" in download.tool.errors
 
 
-def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_word_names(
-    shop: Shop, tmp_path: Path
+def test_mmf_downloads_nothing_after_features_and_overridden_weights_are_fetched(
+    download: FeatureDownload, tmp_path: Path
 ) -> None:
-    assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES) == 3
-    assert f"missing: {shop.lmdb}" in shop.tool.errors and "mmfw features fetch" in shop.tool.errors
-    assert shop.tool.run_for_exit_code("features", "fetch", shop.preset) == 0
-    assert shop.lmdb.read_bytes() == shop.data
-    shop.server.requests.clear()
-    assert mmf_alone(shop) == 0
-    first = shop.tool.train(shop.preset, *_UPDATES)
-    assert shop.server.requests == []
+    assert download.tool.run_for_exit_code("train", download.preset, *_UPDATES) == 3
+    assert f"missing: {download.lmdb}" in download.tool.errors and "mmfw features fetch" in download.tool.errors
+    assert download.tool.run_for_exit_code("features", "fetch", download.preset) == 0
+    assert download.lmdb.read_bytes() == download.data
+    download.server.requests.clear()
+    assert run_mmf_download(download) == 0
+    first_run = download.tool.train(download.preset, *_UPDATES)
+    assert download.server.requests == []
 
     archive = tmp_path / "weights.tar.gz"
-    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
-        packed.add(next(first.checkpoints.glob("*_final.pth")), "model.pth")
-        packed.add(first.checkpoints / "config.yaml", "config.yaml")
-    shop.server.files["weights.tar.gz"] = archive.read_bytes()
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(next(first_run.checkpoints.glob("*_final.pth")), "model.pth")
+        tar.add(first_run.checkpoints / "config.yaml", "config.yaml")
+    download.server.files["weights.tar.gz"] = archive.read_bytes()
     zoo.write_zoo_files(
         tmp_path,
-        shop.server,
+        download.server,
         features=("features.tar.gz", "features.tar.gz"),
         visual_bert__pretrained__own=("weights.tar.gz", "weights.tar.gz"),
     )
-    word = "checkpoint.resume_zoo=visual_bert.pretrained.own"
-    assert shop.tool.run_for_exit_code("train", shop.preset, *_UPDATES, word) == 3
-    assert "weights visual_bert.pretrained.own: missing" in shop.tool.errors
-    [hint] = re.findall("^hint: run `mmfw (features fetch .*)`$", shop.tool.errors, re.MULTILINE)
+    override = "checkpoint.resume_zoo=visual_bert.pretrained.own"
+    assert download.tool.run_for_exit_code("train", download.preset, *_UPDATES, override) == 3
+    assert "weights visual_bert.pretrained.own: missing" in download.tool.errors
+    [hint] = re.findall("^hint: run `mmfw (features fetch .*)`$", download.tool.errors, re.MULTILINE)
     assert main(split_command(hint)) == 0
-    folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
+    folder = download.tool.world.data / "models" / "visual_bert.pretrained.own"
     assert (folder / "model.pth").is_file()
-    shop.tool.read_output()  # what the command printed
-    second = shop.tool.train(shop.preset, *_UPDATES, word, "--name", "second")
-    assert "Checkpoint loaded" in second.log.read_text(encoding="utf-8")
+    download.tool.read_output()  # discard the output of the command
+    second_run = download.tool.train(download.preset, *_UPDATES, override, "--name", "second")
+    assert "Checkpoint loaded" in second_run.log.read_text(encoding="utf-8")
 
-    assert shop.tool.run_for_exit_code("features", "status", shop.preset, word) == 0
-    assert "weights visual_bert.pretrained.own" in shop.tool.output
+    assert download.tool.run_for_exit_code("features", "status", download.preset, override) == 0
+    assert "weights visual_bert.pretrained.own" in download.tool.output
     hostile_archives.truncate_file(folder / "model.pth")
-    assert shop.tool.run_for_exit_code("verify", shop.preset, word) == 3
-    [hint] = re.findall("^hint: run `mmfw (repair .*)`$", shop.tool.errors, re.MULTILINE)
+    assert download.tool.run_for_exit_code("verify", download.preset, override) == 3
+    [hint] = re.findall("^hint: run `mmfw (repair .*)`$", download.tool.errors, re.MULTILINE)
     assert main(split_command(hint)) == 0
-    assert shop.tool.run_for_exit_code("verify", shop.preset, word) == 0
+    assert download.tool.run_for_exit_code("verify", download.preset, override) == 0
 
-    assert shop.tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", word) == 2
-    assert "checkpoint.resume_zoo" in shop.tool.errors
-    assert shop.tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
+    assert download.tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", override) == 2
+    assert "checkpoint.resume_zoo" in download.tool.errors
+    assert download.tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("recipe", ["visual_bert", "vilbert"])
-def test_on_added_features_it_trains_and_predicts_as_on_the_lmdb_that_the_files_came_from_and_as_on_the_files(
+def test_added_features_give_the_same_results_as_their_lmdb_and_their_files(
     recipe: str, tool: Tool, tmp_path: Path
 ) -> None:
-    own = tool.with_world_copy("без features 特征")
-    features = own.world.dataset / "features"
+    tool_copy = tool.with_world_copy("без features 特征")
+    features = tool_copy.world.dataset / "features"
     folder = feature_files.export_lmdb_pairs(features / "detectron.lmdb", tmp_path / "извлечено")
     shutil.rmtree(features)
-    assert own.run_for_exit_code("train", own.preset(recipe), "--updates", "2") == 3
-    assert main(["features", "add", str(folder), "--data-dir", str(own.world.data)]) == 0
-    tool.read_output()  # what it has printed
-    on_lmdb = _trained(tool, recipe)
-    assert _trained(own, recipe) == on_lmdb
+    assert tool_copy.run_for_exit_code("train", tool_copy.preset(recipe), "--updates", "2") == 3
+    assert main(["features", "add", str(folder), "--data-dir", str(tool_copy.world.data)]) == 0
+    tool.read_output()  # discard the output of the command
+    expected = _train_and_predict(tool, recipe)
+    assert _train_and_predict(tool_copy, recipe) == expected
 
-    words = [f"dataset_config.hateful_memes.features.{slot}[0]={folder}" for slot in ("train", "val", "test")]
-    assert _trained(tool, recipe, *words) == on_lmdb
+    overrides = [f"dataset_config.hateful_memes.features.{slot}[0]={folder}" for slot in ("train", "val", "test")]
+    assert _train_and_predict(tool, recipe, *overrides) == expected
     shutil.rmtree(folder)
-    assert tool.run_for_exit_code("train", tool.preset(recipe), "--updates", "2", *words) == 3
+    assert tool.run_for_exit_code("train", tool.preset(recipe), "--updates", "2", *overrides) == 3
     assert str(folder) in tool.errors
 
 
-def _trained(tool: Tool, recipe: str, *words: str) -> tuple[list[float], list[float]]:
-    """The losses of a training, and its predictions."""
-    run = tool.train(tool.preset(recipe), "--updates", "3", "--seed", "1", *words)
+def _train_and_predict(tool: Tool, recipe: str, *overrides: str) -> tuple[list[float], list[float]]:
+    """Train a run with a tiny recipe, and return its losses and its predictions."""
+    run = tool.train(tool.preset(recipe), "--updates", "3", "--seed", "1", *overrides)
     assert len(logged_losses(run)) == 3
     return logged_losses(run), probabilities(tool("predict", "--no-report"))

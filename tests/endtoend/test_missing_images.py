@@ -1,4 +1,4 @@
-"""A copy that lacks images, all the way: each score says how many rows of its split it is on."""
+"""Conversion, training and prediction with missing images: each score names the number of rows that it covers."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ PUBLISHED = {"val": {"auroc": 71.13}, "test": {"auroc": [70.45, 1.16]}}
 
 
 @pytest.fixture
-def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[AnnotationRow]]]:
-    """``mmfw`` beside a folder with annotations and not all of their images; and the rows of the whole set.
+def incomplete_copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[AnnotationRow]]]:
+    """Return the tool with a folder of annotations that lacks some images, and the rows of the full dataset.
 
-    One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and one more of
-    ``dev_unseen`` no region features.
+    One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and another
+    one of ``dev_unseen`` has no region features.
     """
-    beside = tool.with_world_copy("a world with a copy")
-    own = DatasetPaths(beside.world.dataset)
-    rows = {split: read_annotations(own.annotation_file(split)) for split in SPLIT_SIZES}
+    tool_copy = tool.with_world_copy("a world with a copy")
+    dataset = DatasetPaths(tool_copy.world.dataset)
+    rows = {split: read_annotations(dataset.annotation_file(split)) for split in SPLIT_SIZES}
     for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
-        (own.images / row.img).unlink()
+        (dataset.images / row.img).unlink()
     source = tmp_path / "copy"
     source.mkdir()
-    own.images.joinpath("img").rename(source / "img")
+    dataset.images.joinpath("img").rename(source / "img")
     for split in SPLIT_SIZES:
-        own.annotation_file(split).rename(source / f"{split}.jsonl")
-    shutil.rmtree(own.features)
-    stems = {Path(row.img).stem for of_split in rows.values() for row in of_split}
-    build_features(own.features / "detectron.lmdb", sorted(stems - {Path(rows["dev_unseen"][2].img).stem}))
-    return beside, rows
+        dataset.annotation_file(split).rename(source / f"{split}.jsonl")
+    shutil.rmtree(dataset.features)
+    stems = {Path(row.img).stem for split_rows in rows.values() for row in split_rows}
+    build_features(dataset.features / "detectron.lmdb", sorted(stems - {Path(rows["dev_unseen"][2].img).stem}))
+    return tool_copy, rows
 
 
-def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[AnnotationRow]]]) -> None:
-    tool, rows = copy
-    data = ["--data-dir", str(tool.world.data)]
-    assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data]) == 0
+def test_each_score_names_the_number_of_rows_that_it_covers(
+    incomplete_copy: tuple[Tool, dict[str, list[AnnotationRow]]],
+) -> None:
+    tool, rows = incomplete_copy
+    data_options = ["--data-dir", str(tool.world.data)]
+    assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data_options]) == 0
     table = tool.read_output()[0]
     assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
 
@@ -55,18 +57,18 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert re.search(r"validation AUROC \d\.\d{4} on 3 of 5 rows of dev_unseen", tool.errors)
     assert "The paper reports dev_seen and test_seen, not dev_unseen" in tool.errors
     assert "0.7113" not in tool.errors
-    [listed] = tool("runs")
-    assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 3, 5]
-    shown = tool("runs", "show")
-    assert shown["trained_on"] == {"split": "train", "rows": 13, "full_rows": 14}
-    assert {(v["rows"], v["full_rows"]) for v in shown["validations"]} == {(3, 5)}
-    run = tool.get_run(listed)
-    fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
-    assert len(read_annotations(fewer)) == 3, "what MMF reads"
+    [summary] = tool("runs")
+    assert [summary[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 3, 5]
+    details = tool("runs", "show")
+    assert details["trained_on"] == {"split": "train", "rows": 13, "full_rows": 14}
+    assert {(validation["rows"], validation["full_rows"]) for validation in details["validations"]} == {(3, 5)}
+    run = tool.get_run(summary)
+    used_annotations = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
+    assert len(read_annotations(used_annotations)) == 3, "MMF must read only these rows"
     assert {event["data"]["rows"] for event in read_events_of_kind(run, "val")} == {3}
 
-    words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")
-    assert tool.run_for_exit_code("predict", *words) == 0, tool.errors
+    options = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")
+    assert tool.run_for_exit_code("predict", *options) == 0, tool.errors
     assert tool.errors.count("3 of 5 rows of test_unseen: ") == 3
     csvs = [Path(line) for line in tool.output.splitlines()]
     for csv in csvs:
@@ -88,17 +90,17 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     page = visible_text(page_of_split)
     assert re.search(r"Published 0\.7045 ± 0\.0116 on the 1,000 rows of test_seen .{1,40}Not compar", page)
 
-    wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
-    assert main(wanted) == 3
-    said = tool.read_output()[1]
-    assert "missing ids (2): " in said and "mmfw convert" in said
+    command = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data_options]
+    assert main(command) == 3
+    errors = tool.read_output()[1]
+    assert "missing ids (2): " in errors and "mmfw convert" in errors
     with csvs[0].open("a", encoding="utf-8", newline="") as file:
         file.write("".join(f"{row.id},0.5,0\n" for row in rows["test_unseen"][3:]))
-    assert main(wanted) == 0
+    assert main(command) == 0
 
 
 @pytest.mark.wide
-def test_a_run_that_validated_on_the_papers_split_names_it(phase_1_tool: Tool) -> None:
+def test_run_validated_on_the_papers_split_names_that_split(phase_1_tool: Tool) -> None:
     preset = phase_1_tool.preset("vilbert", published=PUBLISHED)
     assert phase_1_tool.run_for_exit_code("train", preset, "--updates", "1") == 0, phase_1_tool.errors
     assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1_tool.errors
