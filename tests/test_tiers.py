@@ -41,7 +41,7 @@ GUARANTEES = {
     "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
     "no progress for 30 seconds": ("test_second_ctrl_c_or_timeout_kills_the_process_tree"),
     "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
-    "the worker, or one of several processes": ("test_when_one_process_is_killed_the_others_end_and_the_run_resumes"),
+    "the worker, or one of several processes": ("test_other_processes_end_after_one_is_killed_and_run_resumes"),
     "the worker has finished but does not exit": ("test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"),
     "the disk is too full for a checkpoint": ("test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact"),
     "a save is one write": "test_each_save_is_written_once_and_old_checkpoints_are_removed",
@@ -50,23 +50,19 @@ GUARANTEES = {
     ),
     "free space is checked before each save": "test_too_little_space_is_reported_before_writing",
     "old `models/model_N": "test_each_save_is_written_once_and_old_checkpoints_are_removed",
-    "the weights": "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights",
+    "the weights": "test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights",
     "the best score": "test_resumed_run_remembers_its_best_checkpoint",
     "the settings": "test_resumed_run_keeps_its_request",
-    "the state of the random generators": (
-        "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights"
-    ),
+    "the state of the random generators": ("test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights"),
     "the order of the rows": "test_row_order_continues_within_an_epoch_with_other_batch_sizes",
     "CUDA ran out in a forward or backward pass": "test_micro_batch_is_reduced_until_it_fits",
-    "CUDA ran out in a validation": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
-    "CUDA ran out in `mmfw predict`": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
-    "the computer's memory ran out": "test_a_killed_data_loader_worker_means_fewer_of_them",
+    "CUDA ran out in a validation": "test_out_of_memory_in_validation_reduces_only_evaluation_batch",
+    "CUDA ran out in `mmfw predict`": "test_out_of_memory_in_validation_reduces_only_evaluation_batch",
+    "the computer's memory ran out": "test_killed_data_loader_worker_leads_to_fewer_workers",
     "too many files were open": "test_outcome_of_errors",
     "a disk, a quota or the size of a file": ("test_disk_that_fills_up_while_writing_leaves_only_the_old_file"),
     "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
-    "a loss or a weight that is not a number": (
-        "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights"
-    ),
+    "a loss or a weight that is not a number": ("test_nan_loss_stops_run_before_it_reaches_weights"),
     "anything else": "test_each_outcome_has_its_exit_code_and_names_the_log",
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
-from tests.endtoend.test_own_code import guide  # noqa: F401 - a fixture
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
+from tests.endtoend.test_user_code import guide  # noqa: F401 - a fixture
 from tests.worlds import tiny_mmf
 from tests.worlds.tools import requires_console_events
 

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.protocol import read_events
 from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, logged_losses, read_events_of_kind
-from tests.endtoend.test_memory import without_dropout
+from tests.endtoend.test_memory import write_preset_without_dropout
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_student_keeps_its_teacher_after_a_resume_and_with_micro_batches(
         "training.checkpoint_interval=1",
         "scheduler.params.num_training_steps=20",
     )
-    preset = without_dropout(tool)
+    preset = write_preset_without_dropout(tool)
     full_batch_run = tool.train(
         preset, "--updates", "4", *options, "--teacher", str(teacher_predictions), "--name", "whole"
     )
@@ -71,7 +71,7 @@ def test_teacher_that_predicts_the_labels_changes_neither_loss_nor_validation(
         type(row)(row.id, float(labels[row.id]), labels[row.id]) for row in read_predictions(teacher_predictions)
     ]
     write_predictions(teacher_predictions, certain_predictions)
-    arguments = (without_dropout(tool), "--updates", "2", "--seed", "3", "training.evaluation_interval=1")
+    arguments = (write_preset_without_dropout(tool), "--updates", "2", "--seed", "3", "training.evaluation_interval=1")
     run_without_teacher = tool.train(*arguments, "--name", "alone")
     student = tool.train(*arguments, "--teacher", str(teacher_predictions), "--teacher-weight", "1", "--name", "taught")
     assert logged_losses(student) == pytest.approx(logged_losses(run_without_teacher), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Origin of values that are not finite, in a run's messages, on the real MMF."""
+"""Origin of non-finite values in the messages of a run, with the real MMF."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs
 from tests.endtoend.conftest import SetFaults, Tool, load_checkpoint, read_events_of_kind, start_updates
-from tests.endtoend.test_precision import HALF
-from tests.endtoend.test_processes import TWO
+from tests.endtoend.test_precision import HALF_PRECISION
+from tests.endtoend.test_processes import TWO_PROCESSES
 from tests.worlds import tiny_mmf
 
-CLIPPED = {"clip_gradients": True, "max_grad_l2_norm": 1.0}
-# Rows are spoiled by what is drawn for them, so that only the same random numbers spoil the same rows.
-PLANTED = f"""
+CLIP_GRADIENTS = {"clip_gradients": True, "max_grad_l2_norm": 1.0}
+# Random numbers choose the bad rows; a second pass finds the same rows only if it draws the same numbers.
+FAULTY_MODEL_CODE = f"""
 import sys
 
 import torch
@@ -44,7 +44,7 @@ class Planted(nn.Module):
         if self.where == "forward":
             return torch.where(struck, float("nan"), hidden)
         if self.where == "backward":
-            return hidden + torch.where(struck, hidden * 0, torch.ones(())).sqrt()  # has no slope at 0
+            return hidden + torch.where(struck, hidden * 0, torch.ones(())).sqrt()  # its derivative at 0 is infinite
         return hidden
 
 
@@ -54,7 +54,7 @@ class Model(BaseModel):
         own = self.config
         pool = nn.AdaptiveAvgPool2d(4)
         self.image = nn.Sequential(pool, nn.Flatten(), nn.Linear(48, 8), nn.ReLU(inplace=True))
-        self.innocent = nn.Linear(8, 8)  # what it gets is spoiled by another
+        self.innocent = nn.Linear(8, 8)  # never the cause of non-finite values
         self.blocks = nn.Sequential(Planted(own.where, own.share), nn.Linear(8, 8))
         self.classify = nn.Linear(8, 2)
         if own.where == "input":
@@ -66,7 +66,7 @@ class Model(BaseModel):
         hidden = self.blocks(hidden) + self.innocent(hidden)
         if self.config.where == "between":
             hidden = hidden + (hidden * 0).sqrt()
-        sample_list.image = sample_list.image.flatten(1)  # as MMF's models do to what they are given
+        sample_list.image = sample_list.image.flatten(1)  # MMF's models change their inputs, too
         return {{"scores": self.classify(hidden)}}
 
 
@@ -77,11 +77,11 @@ def spoil(sample, row):
 """
 
 
-def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tuple[str, ...]:
-    """The first words of a training whose model or rows have numbers that are not finite."""
+def write_faulty_model(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tuple[str, ...]:
+    """Write a model or dataset that yields non-finite numbers, and return the arguments to train it."""
     folder = tool.folder / "код"
     folder.mkdir(exist_ok=True)
-    (folder / "__init__.py").write_text(PLANTED, encoding="utf-8")
+    (folder / "__init__.py").write_text(FAULTY_MODEL_CODE, encoding="utf-8")
     processors = {"text_processor": {"type": "simple_sentence"}}
     preset = {
         "model": "planted",
@@ -90,7 +90,7 @@ def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tupl
         "settings": {
             "dataset_config": {"hateful_memes": {"processors": processors}},
             "model_config": {"planted": {"where": where, "share": share, "losses": ["cross_entropy"]}},
-            "training": {"batch_size": 4, "num_workers": 0, "seed": 1, **CLIPPED, **training},
+            "training": {"batch_size": 4, "num_workers": 0, "seed": 1, **CLIP_GRADIENTS, **training},
         },
     }
     path = tool.folder / "planted.yaml"
@@ -98,9 +98,9 @@ def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tupl
     return ("train", str(path), f"env.user_dir={folder}")
 
 
-def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
-    """The run that fails, and what it says about where."""
-    assert tool.run_for_exit_code(*words) == 7
+def run_until_nonfinite(tool: Tool, *arguments: str) -> tuple[Run, dict[str, Any]]:
+    """Run a command that fails; return its run and the event with the origin of the non-finite values."""
+    assert tool.run_for_exit_code(*arguments) == 7
     (run,) = list_runs(tool.save_dir)
     [event] = read_events_of_kind(run, "nonfinite")
     assert event["text"] in tool.errors
@@ -108,24 +108,24 @@ def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("forward", r"the loss of update \d+ is not a number: first in blocks.0 "),
         ("backward", r"the gradient norm of update \d+ is not finite: first in the backward pass of blocks.0 "),
     ],
 )
-def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
-    tool: Tool, set_faults: SetFaults, where: str, said: str
+def test_second_pass_finds_module_and_rows_and_report_shows_them(
+    tool: Tool, set_faults: SetFaults, where: str, message: str
 ) -> None:
-    """The batch goes through in parts, of which one is spoiled."""
+    """Only one of the micro-batches of the batch has bad rows."""
     set_faults({"at": "backward", "do": "cuda_oom", "above": 2})
-    words = (*planted(tool, where, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
-    run, event = place(tool, *words)
-    assert re.match(said + r"\(its inputs were finite\); rows \d+$", event["text"])
+    arguments = (*write_faulty_model(tool, where, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
+    run, event = run_until_nonfinite(tool, *arguments)
+    assert re.match(message + r"\(its inputs were finite\); rows \d+$", event["text"])
     assert (event["module"], event["inputs_finite"]) == ("blocks.0", True)
-    *_, first, again = re.findall("struck ([01]) ([01])", run.log.read_text(encoding="utf-8"))
-    assert first == again, "the second pass draws the same numbers"
-    assert event["bad_ids"] == [id_ for id_, struck in zip(event["ids"], again, strict=True) if struck == "1"]
+    *_, first_pass, second_pass = re.findall("struck ([01]) ([01])", run.log.read_text(encoding="utf-8"))
+    assert first_pass == second_pass, "the second pass draws the same numbers"
+    assert event["bad_ids"] == [id_ for id_, is_bad in zip(event["ids"], second_pass, strict=True) if is_bad == "1"]
     assert len(event["bad_ids"]) == 1 and len(event["ids"]) == 2
     assert event["bad_fields"] == event["bad_parameters"] == []
 
@@ -137,46 +137,48 @@ def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
 
 
 @pytest.mark.wide
-def test_a_gradient_that_is_made_between_modules_is_that_of_the_one_that_calls_them(tool: Tool) -> None:
-    _, event = place(tool, *planted(tool, "between"), "--updates", "1")
+def test_nonfinite_gradient_between_modules_is_attributed_to_their_caller(tool: Tool) -> None:
+    _, event = run_until_nonfinite(tool, *write_faulty_model(tool, "between"), "--updates", "1")
     assert "first in the backward pass of Model (its inputs were finite)" in event["text"]
 
 
 @pytest.mark.wide
-def test_without_clipping_the_next_loss_names_the_parameters(tool: Tool) -> None:
-    words = planted(tool, "between", clip_gradients=False, checkpoint_interval=9, evaluation_interval=9)
-    _, event = place(tool, *words, "--updates", "2")
+def test_next_loss_names_nonfinite_parameters_without_clipping(tool: Tool) -> None:
+    arguments = write_faulty_model(tool, "between", clip_gradients=False, checkpoint_interval=9, evaluation_interval=9)
+    _, event = run_until_nonfinite(tool, *arguments, "--updates", "2")
     assert "loss of update 2" in event["text"] and "parameters are not finite: image.2.weight" in event["text"]
     assert event["module"] == "image.2" and event["inputs_finite"]
     assert event["bad_parameters"][0] == "image.2.weight" and "classify.weight" not in event["bad_parameters"]
 
 
-def test_rows_that_are_not_finite_are_named_with_their_field(tool: Tool) -> None:
+def test_nonfinite_input_rows_are_named_with_their_field(tool: Tool) -> None:
     annotations = tool.world.dataset / "annotations" / "train.jsonl"
     row = int(json.loads(annotations.read_text(encoding="utf-8").splitlines()[5])["id"])
-    _, event = place(tool, *planted(tool, "input", share=row), "--updates", "4")
+    _, event = run_until_nonfinite(tool, *write_faulty_model(tool, "input", share=row), "--updates", "4")
     assert f"(its inputs were not finite); not finite in the batch: image; rows {row}" in tool.errors
     assert event["bad_fields"] == ["image"] and row in event["ids"]
 
 
 @pytest.mark.wide
-def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, set_faults: SetFaults) -> None:
+def test_nonfinite_loss_that_second_pass_does_not_repeat_is_reported(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
-    _, event = place(tool, *planted(tool, "nowhere"), "--updates", "1")
+    _, event = run_until_nonfinite(tool, *write_faulty_model(tool, "nowhere"), "--updates", "1")
     assert event["text"].startswith("the loss of update 1 is not a number; a second pass over its rows")
 
 
-def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(tool: Tool, set_faults: SetFaults) -> None:
-    set_faults(HALF)
+def test_overflowing_fp16_updates_are_skipped_without_report(tool: Tool, set_faults: SetFaults) -> None:
+    set_faults(HALF_PRECISION)
     settings = tool.settings("vilbert")
-    settings["training"] |= {**CLIPPED, "seed": 3}
+    settings["training"] |= {**CLIP_GRADIENTS, "seed": 3}
     run = tool.train(tool.preset("vilbert", settings=settings), "--updates", "5", "--precision", "fp16")
     assert load_checkpoint(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update overflowed"
     assert not read_events_of_kind(run, "nonfinite")
 
 
 @pytest.mark.wide
-def test_of_two_processes_the_one_whose_rows_they_are_says_it(tool: Tool) -> None:
-    _, event = place(tool, *planted(tool, "backward", share=0.05), *TWO, "--updates", "30")
+def test_rank_with_nonfinite_rows_reports_them(tool: Tool) -> None:
+    _, event = run_until_nonfinite(
+        tool, *write_faulty_model(tool, "backward", share=0.05), *TWO_PROCESSES, "--updates", "30"
+    )
     assert event["module"] == "blocks.0"
     assert len(event["ids"]) == 2 and len(event["bad_ids"]) == 1

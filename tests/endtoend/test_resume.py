@@ -1,4 +1,4 @@
-"""An interrupted run resumes as if it had not been interrupted."""
+"""Resuming of interrupted runs, with the same results as without the interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, read_e
 from tests.worlds.tools import mark_wide, split_command
 from tests.worlds.torch_files import write_checkpoint
 
-# A schedule whose rate differs at every update, and validations between which it is interrupted.
+# The learning rate differs at each update, and interruptions are between validations.
 SCHEDULE = (
     "training.log_interval=1",
     "training.evaluation_interval=2",
@@ -31,99 +31,100 @@ SCHEDULE = (
 )
 
 
-def trained(run: Run) -> dict[int, Event]:
-    """The last word on each update."""
+def read_train_events(run: Run) -> dict[int, Event]:
+    """Return the last train event of each update."""
     return {event["update"]: event for event in read_events_of_kind(run, "train")}
 
 
-def validated(run: Run) -> dict[int, dict[str, float]]:
+def read_validation_metrics(run: Run) -> dict[int, dict[str, float]]:
+    """Return the metrics of each validation except the final one, by update."""
     return {event["update"]: event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]}
 
 
-def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
+def test_changed_learning_rate_needs_hinted_override(tool: Tool) -> None:
     schedule = ("training.log_interval=1", "training.lr_scheduler=False")
     tool("train", tool.preset("bert"), "--updates", "2", *schedule, "optimizer.params.lr=0.01")
-    words = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
-    assert tool.run_for_exit_code(*words) == 2
+    arguments = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
+    assert tool.run_for_exit_code(*arguments) == 2
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
-    run = tool.get_run(tool(*words, hint.split()[2]))
-    assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
-    assert tool.run_for_exit_code("train", "--resume", "last") == 2, "it has reached its total"
+    run = tool.get_run(tool(*arguments, hint.split()[2]))
+    assert [read_train_events(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
+    assert tool.run_for_exit_code("train", "--resume", "last") == 2, "the run has reached its total"
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
     assert tool.run_for_exit_code(*split_command(command), "--updates", "1") == 0
 
 
-def test_another_total_is_noted_since_it_changes_the_schedule(tool: Tool, set_faults: SetFaults) -> None:
+def test_changed_total_of_updates_is_reported(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "stepped", "do": "stop", "update": 2})
-    words = ("train", tool.preset("bert"), "--updates", "3")
-    assert tool.run_for_exit_code(*words) == 130 and "instead of" not in tool.errors
+    arguments = ("train", tool.preset("bert"), "--updates", "3")
+    assert tool.run_for_exit_code(*arguments) == 130 and "instead of" not in tool.errors
     set_faults()
     run = tool.train("--resume", "last")
-    assert "instead of" not in tool.errors, "the total is what it was"
+    assert "instead of" not in tool.errors, "the total is unchanged"
     tool("train", "--resume", "last", "training.max_updates=5")
     assert "the total is 5 updates instead of 3" in tool.errors
     tool("train", "--resume", str(run.checkpoints / "current.ckpt"), "--epochs", "2")
     assert "the total is 8 updates instead of 5" in tool.errors
 
 
-def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool) -> None:
+def test_resuming_run_that_reached_its_total_is_refused_with_updates(tool: Tool) -> None:
     preset = presets.load(tool.preset("bert"))
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
-    places = MmfPaths.resolve(tool.world.data, tool.save_dir)
-    run.save_request(presets.build_request(preset, splits, places).merged_with(CommandOptions(updates=100).settings))
-    saved = write_checkpoint(run.checkpoints / "current.ckpt", 80)
+    mmf_paths = MmfPaths.resolve(tool.world.data, tool.save_dir)
+    run.save_request(presets.build_request(preset, splits, mmf_paths).merged_with(CommandOptions(updates=100).settings))
+    checkpoint = write_checkpoint(run.checkpoints / "current.ckpt", 80)
     AttemptOutcome("ok").save(run.outcome_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)
-    for wanted, total in (("last", totals[0]), *((str(saved), total) for total in totals)):
-        assert tool.run_for_exit_code("train", "--resume", wanted, *total) == 2
+    for spec, total in (("last", totals[0]), *((str(checkpoint), total) for total in totals)):
+        assert tool.run_for_exit_code("train", "--resume", spec, *total) == 2
         assert "update 80" in tool.errors and "--init" in tool.errors
-        assert "--save-dir" in tool.errors, "where this run lies"
+        assert "--save-dir" in tool.errors, "the hint names the folder of this run"
     (tool.folder / "bert.yaml").unlink()
     assert tool.run_for_exit_code("train", "--resume", "last", *totals[0]) == 2
-    assert "--init" not in tool.errors and "PRESET" not in tool.errors, "it could not be run"
+    assert "--init" not in tool.errors and "PRESET" not in tool.errors, "a command without its preset would fail"
     assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
     assert not (run.path / "attempts").exists(), "MMF was not loaded"
-    before = run.request_file.read_bytes()
+    request_before = run.request_file.read_bytes()
     assert tool.run_for_exit_code("train", "--resume", "last", "training.max_updates=null") == 2
     assert "training.max_epochs" in tool.errors
-    assert run.request_file.read_bytes() == before
+    assert run.request_file.read_bytes() == request_before
 
 
 @pytest.mark.parametrize("workers", mark_wide([0, 2], except_for=(0,)))
-def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights(
+def test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights(
     tool: Tool, set_faults: SetFaults, workers: int
 ) -> None:
-    """14 rows are four batches; after updates 2 and 4, a validation is due as well, and 7 is the last."""
+    """14 rows are four batches. The stops are after updates 2 and 4, when a validation is due, and 7."""
     preset = tool.preset("vilbert")
-    words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
-    whole = tool.train(preset, "--name", "whole", *words)
+    arguments = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
+    uninterrupted = tool.train(preset, "--name", "whole", *arguments)
     set_faults(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
-    assert tool.run_for_exit_code("train", preset, "--name", "parts", *words) == 130
+    assert tool.run_for_exit_code("train", preset, "--name", "parts", *arguments) == 130
     assert tool.run_for_exit_code("train", "--resume", "parts") == 130
     assert tool.run_for_exit_code("train", "--resume", "parts") == 130
-    parts = tool.train("--resume", "last")
-    assert start_updates(parts) == [0, 2, 4, 7]
-    assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
-    for figure in ("lr", "loss", "epoch"):
-        values = [[event[figure] for event in trained(run).values()] for run in (whole, parts)]
-        assert values[0] == values[1], figure
-    assert len({event["lr"] for event in trained(whole).values()}) > 5, "the schedule does something"
-    of_parts, of_whole = validated(parts), validated(whole)
-    # Where a process has made no update, kernels may sum up in another order.
-    assert of_parts.pop(7) == pytest.approx(of_whole.pop(7))
-    assert of_parts == of_whole
-    assert_same_weights(parts, whole)
+    resumed = tool.train("--resume", "last")
+    assert start_updates(resumed) == [0, 2, 4, 7]
+    assert list(read_train_events(resumed)) == list(read_train_events(uninterrupted)) == [1, 2, 3, 4, 5, 6, 7]
+    for field in ("lr", "loss", "epoch"):
+        values = [[event[field] for event in read_train_events(run).values()] for run in (uninterrupted, resumed)]
+        assert values[0] == values[1], field
+    assert len({event["lr"] for event in read_train_events(uninterrupted).values()}) > 5, "the schedule is active"
+    resumed_metrics, uninterrupted_metrics = read_validation_metrics(resumed), read_validation_metrics(uninterrupted)
+    # In a process without updates, kernels may sum up in another order.
+    assert resumed_metrics.pop(7) == pytest.approx(uninterrupted_metrics.pop(7))
+    assert resumed_metrics == uninterrupted_metrics
+    assert_same_weights(resumed, uninterrupted)
 
 
 @pytest.mark.wide
-@pytest.mark.skipif(sys.platform != "linux", reason="the soak looks for processes in /proc, not on Windows")
+@pytest.mark.skipif(sys.platform != "linux", reason="the soak script looks for processes in /proc; not on Windows")
 @pytest.mark.usefixtures("mmf")
-def test_the_soak_finds_that_a_training_interrupted_at_random_moments_loses_nothing() -> None:
+def test_soak_script_finds_no_loss_after_random_interruptions() -> None:
     script = Path(__file__).parents[2] / "scripts" / "soak.py"
-    words = ("--interruptions", "2", "--updates", "150", "--seed", "5")
-    done = subprocess.run(
-        [sys.executable, str(script), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    arguments = ("--interruptions", "2", "--updates", "150", "--seed", "5")
+    process = subprocess.run(
+        [sys.executable, str(script), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 interruptions, 150 updates" in done.stdout and "Lost: nothing." in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "2 interruptions, 150 updates" in process.stdout and "Lost: nothing." in process.stdout

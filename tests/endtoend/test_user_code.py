@@ -1,4 +1,4 @@
-"""Models of the user's own: found again from any folder, and on the other phase's data."""
+"""User-provided models and code: found from any folder, used with the data of both phases, and run only if trusted."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ GUIDE = Path(__file__).parents[2] / "docs" / "own-model.md"
 
 @pytest.fixture
 def guide(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the guide's page; the commands below them are in the tests."""
+    """Provide a folder with the files of docs/own-model.md, whose commands the tests run."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(tmp_path / "without GloVe"))
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network
     text = GUIDE.read_text(encoding="utf-8")
-    code, preset = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
+    code_blocks, preset_blocks = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
     folder = tmp_path / "моя work, 1=2"
     (folder / "my_models").mkdir(parents=True)
-    (folder / "my_models" / "__init__.py").write_text(code[0], encoding="utf-8")
-    (folder / "small_cnn.yaml").write_text(preset[0], encoding="utf-8")
+    (folder / "my_models" / "__init__.py").write_text(code_blocks[0], encoding="utf-8")
+    (folder / "small_cnn.yaml").write_text(preset_blocks[0], encoding="utf-8")
     assert "mmfw train small_cnn.yaml --trust\nmmfw predict\nmmfw predict small_cnn --image" in text
     return folder
 
 
-def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved(
+def test_guide_model_trains_and_predicts_other_phase_after_its_code_moves(
     tool: Tool, guide: Path, phase_1_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("extras", "features"):  # the guide's model needs neither vocabulary nor region features
@@ -43,7 +43,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     assert tool.run_for_exit_code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
     assert tool.run_for_exit_code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
-    assert not user_code.trusted_folders_path().exists()  # it would be trusted from then on
+    assert not user_code.trusted_folders_path().exists()  # a dry run must not record trust
     run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
     assert phase_1_tool("predict", "--split", "test")["rows"] == SPLIT_SIZES["test_seen"]
@@ -52,15 +52,15 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
         assert 0 < tool("predict", "small_cnn", "--image", str(image), "--text", text)["proba"] < 1
 
     moved = (guide / "my_models").rename(tmp_path / "elsewhere")
-    for words in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
-        assert tool.run_for_exit_code(*words) == 2
+    for arguments in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
+        assert tool.run_for_exit_code(*arguments) == 2
         assert run.id in tool.errors and "env.user_dir=FOLDER" in tool.errors
     assert tool("train", "--resume", "last", "--updates", "2", "env.user_dir=elsewhere")["updates"] == 2
     assert run.request().settings["env"]["user_dir"] == str(moved)
 
 
 @pytest.mark.wide
-def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this_machine_alone(
+def test_code_from_environment_is_recorded_and_trusted_only_on_this_machine(
     tool: Tool, guide: Path, phase_1_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset = guide / "small_cnn.yaml"
@@ -77,14 +77,14 @@ def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this
     assert tool("predict", "--split", "test_unseen")["rows"] == SPLIT_SIZES["test_unseen"]
     assert phase_1_tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
-    user_code.trusted_folders_path().unlink()  # as where the run's folder was copied to
-    for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
-        assert phase_1_tool.run_for_exit_code(*words) == 3
+    user_code.trusted_folders_path().unlink()  # like on another machine to which the run was copied
+    for arguments in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
+        assert phase_1_tool.run_for_exit_code(*arguments) == 3
         assert str(guide / "my_models") in phase_1_tool.errors and "--trust" in phase_1_tool.errors
 
 
 @pytest.mark.wide
-def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: Tool, guide: Path) -> None:
+def test_model_not_registered_by_user_code_is_named(tool: Tool, guide: Path) -> None:
     preset = guide / "small_cnn.yaml"
     preset.write_text(preset.read_text(encoding="utf-8").replace("small_cnn", "other_cnn"), "utf-8")
     assert tool.run_for_exit_code("train", str(preset), "--trust", "--updates", "1") != 0
@@ -92,20 +92,18 @@ def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: 
     assert "is not registered by MMF or by user code" in tool.errors
 
 
-def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
-    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_model_folder_runs_only_with_trust(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, marker = tmp_path / "with code", tmp_path / "ran"
     shutil.copytree(tool.world.bert, folder)
     code = f"from pathlib import Path\nfrom transformers import BertTokenizer\nPath({str(marker)!r}).touch()\n"
     (folder / "own.py").write_text(f"{code}class Own(BertTokenizer): pass\n", encoding="utf-8")
-    told = json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}})
-    (folder / "tokenizer_config.json").write_text(told, encoding="utf-8")
-    tree: Any = {"type": str(folder), "params": {"trust_remote_code": True}}
+    tokenizer_config = json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}})
+    (folder / "tokenizer_config.json").write_text(tokenizer_config, encoding="utf-8")
+    overrides: Any = {"type": str(folder), "params": {"trust_remote_code": True}}
     for name in ("tokenizer_config", "params", "text_processor", "processors", "hateful_memes"):
-        tree = {name: tree}
-    settings = merge_settings(tool.settings("bert"), {"dataset_config": tree})
+        overrides = {name: overrides}
+    settings = merge_settings(tool.settings("bert"), {"dataset_config": overrides})
     preset = tool.preset("bert", settings=settings)
     assert tool.run_for_exit_code("train", preset, "--updates", "1") == 3
     assert "own.py" in tool.errors and "--trust" in tool.errors
