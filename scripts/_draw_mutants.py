@@ -195,7 +195,7 @@ class _ChangeFinder:
     def _find_operator_change(
         self, left: ast.expr, right: ast.expr, swap: tuple[str, str], kind: str
     ) -> Iterator[tuple[str, int, int, str]]:
-        """Yield the replacement of an operator, found in the text, since the tree lacks its position."""
+        """Yield the replacement of an operator; search the text for it, since the tree lacks its position."""
         start, end = self._end(left), self._start(right)
         old, new = swap
         if match := re.search(old.encode(), self._source[start:end]):

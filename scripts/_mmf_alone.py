@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_run`` or ``mmf_predict``, with only the patches of mmfw that are required to start.
+"""MMF's ``mmf_run`` or ``mmf_predict``, with only the patches of mmfw that are required to start.
 
 python scripts/_mmf_alone.py run|predict [KEY=VALUE ...]
 """

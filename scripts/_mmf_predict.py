@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_predict`` on a run's checkpoint, with only the required patches of mmfw.
+"""MMF's ``mmf_predict`` on a run's checkpoint, with only the required patches of mmfw.
 
 python scripts/_mmf_predict.py RUN SPLIT REPORT_DIR [KEY=VALUE ...]
 """
@@ -22,7 +22,7 @@ from mmf_win.upstream.versions import config_path
 
 
 def main(run: Run, split: str, report_dir: Path, overrides: list[str]) -> None:
-    """Predict with MMF's own code and defaults."""
+    """Predict with MMF's code and defaults."""
     request = run.request()
     mmf = require_mmf()
     with tempfile.TemporaryDirectory(dir=report_dir) as folder:

@@ -4,7 +4,7 @@ python scripts/bench_integrity.py               tables on standard output
 python scripts/bench_integrity.py --size 100    a smaller archive
 
 Needs Linux, tar and numpy.
-The archive resembles MMF's features: one large data.mdb of float32 numbers, of which negative ones were set
+The archive resembles MMF's features: one large data.mdb of float32 numbers, whose negative ones were set
 to zero, and a few small files, packed by the real `tar czf`. Every contestant runs as a complete process,
 including start-up, in turn with the others. The tables show medians with their spread. Only mmfw hashes the
 archive and each file (SHA-256), flushes the files to the disk and writes the manifest. The manifest is then

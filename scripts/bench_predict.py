@@ -1,9 +1,9 @@
-"""Compare the time of mmfw's predict and MMF's own, as complete processes with the same checkpoint.
+"""Compare the time of `mmfw predict` and MMF's `mmf_predict`, as complete processes with the same checkpoint.
 
 python scripts/bench_predict.py                         the demo's dataset and model, on the default device
 python scripts/bench_predict.py --rows 2000 --runs 5
 
-MMF's own mmf_predict runs with its own defaults, and with only the patches that are required to start. mmfw
+MMF's `mmf_predict` runs with its defaults, and with only the patches that are required to start. mmfw
 also scores its predictions and saves them, but writes no report. The probabilities are compared.
 """
 

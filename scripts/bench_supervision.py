@@ -4,7 +4,7 @@ python scripts/bench_supervision.py                           a table on standar
 python scripts/bench_supervision.py --runs 9 --updates 1000   more and longer runs
 
 The demo's tiny model has very short updates, so that the cost per update is most visible. `mmfw train`
-alternates with MMF's own `run` with the same configuration, with the patches but without the hooks of mmfw.
+alternates with MMF's `run` with the same configuration, with the patches but without the hooks of mmfw.
 
 Each process counts its updates by a hook on the optimizer and is measured between the first and the last one,
 so that imports do not count. The cost of supervision is also measured directly – the CPU time of the parent
@@ -155,7 +155,7 @@ def main() -> None:
     rows = []
     for name, costs in results.items():
         wall, cpu, around, hooks = zip(*costs, strict=True)
-        shares = ([100 * part / whole for part, whole in zip(parts, cpu, strict=True)] for parts in (around, hooks))
+        shares = ([100 * part / total for part, total in zip(parts, cpu, strict=True)] for parts in (around, hooks))
         rows.append([name, format_spread(wall), format_spread(cpu), *(f"{format_spread(share)} %" for share in shares)])
     print_table("of an update", ["ms on the clock", "ms of CPU", "of that, parent and keeper", "our hooks"], rows)
 

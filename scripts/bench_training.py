@@ -128,7 +128,7 @@ class TrainingBench:
         }
 
     def mmf_contestant(self, run: Sequence[str], predict: Sequence[str]) -> Callable[[], TrainingFigures]:
-        """Return a contestant: MMF's own `mmf_run` and `mmf_predict`, by these commands."""
+        """Return a contestant: MMF's `mmf_run` and `mmf_predict`, by these commands."""
         overrides = [f"config={self._folder / 'mmf.yaml'}", "model=mmbt", "dataset=hateful_memes"]
         overrides.append(f"env.save_dir={self._save}")
         best = ("checkpoint.resume=True", "checkpoint.resume_best=True")
@@ -238,7 +238,7 @@ def main() -> None:
     parser = make_parser(__doc__, runs=3)
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--memes", type=int, default=160, help="to train on, and as many to predict")
-    parser.add_argument("--stock", type=Path, metavar="FOLDER", help="an environment with MMF's own pins")
+    parser.add_argument("--stock", type=Path, metavar="FOLDER", help="an environment with the versions that MMF pins")
     parser.add_argument("--mmfw", action="append", default=[], metavar="ARGUMENTS", help="also with these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

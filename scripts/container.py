@@ -1,6 +1,6 @@
 """Build the container image, and run doctor and the demo in it.
 
-python scripts/container.py                    with buildah, on a Debian image made by debootstrap
+python scripts/container.py                    with buildah, on a Debian image that debootstrap creates
 python scripts/container.py --base IMAGE       ... on this image
 python scripts/container.py --tool docker      with Docker or podman, on the base image of the Dockerfile
 python scripts/container.py --keep mmfw        keep the image under this name

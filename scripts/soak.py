@@ -53,7 +53,7 @@ _MOMENTS = ("while starting", "while training", "while saving")
 
 
 class TrainCommand:
-    """Process of ``mmfw train``, marked so that all its descendants can be found.
+    """Process of ``mmfw train``, marked to identify all its descendants.
 
     Args:
         arguments: Arguments of ``mmfw train``.
@@ -172,7 +172,7 @@ class Soak:
 
     Attributes:
         stats: Statistics by kind of interruption.
-        faults: The losses that were found.
+        faults: The detected losses.
     """
 
     def __init__(self, folder: DemoFolder, updates: int, random: Random) -> None:
@@ -308,7 +308,7 @@ def _logged_updates(events: list[Event]) -> list[int]:
 
 
 def main() -> None:
-    """Print a table in Markdown, and the losses that were found."""
+    """Print a table in Markdown, and the detected losses."""
     parser = make_parser(__doc__)
     parser.add_argument("--interruptions", type=int, default=50)
     parser.add_argument("--updates", type=int, default=3000, help="of the run")

@@ -22,14 +22,14 @@ from tests.worlds.flush_recorder import FlushRecorder, record_flushes
 from tests.worlds.packages import Packages, build_packages
 from tests.worlds.tools import NEWEST_MMF, MmfwRunner, is_wine, requires_newest_mmf
 
-# In CI everything else has to run: a missing tool must not turn a test off unseen. Not so under Wine, where
-# hardly any tool is to be had, and what comes with the extra `train` where that is not installed.
+# In CI, a skip for any other reason is an error, since a missing tool must not silently disable a test. This does
+# not apply under Wine, which has hardly any tool, or to packages of the extra `train` if it is not installed.
 _SKIPS_FAIL = bool(os.environ.get("CI")) and not is_wine()
 _ALLOWED_SKIP_REASONS = re.compile(
     r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to limit|hashes were recorded with another"
     + ("" if find_spec("torch") else "|could not import|PyTorch is not installed|made of torch|only lmdb")
 )
-# The same random input each time, and no notes of it on disk.
+# Use the same random input in each run, and store no examples on disk.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=False)
 settings.load_profile("fixed")
 _SLOWEST_FOLDERS = ("tests/endtoend/", "tests/sweeps/", "tests/upstream/", "tests/worker/")
@@ -38,7 +38,7 @@ _KEPT_VARIABLES = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VA
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
+    """Remove the user's settings from the environment, except the location of MMF, and pauses of downloads."""
     monkeypatch.setattr("mmf_win.download.RETRY_PAUSE_SECONDS", 0.0)
     for name in set(os.environ) - _KEPT_VARIABLES:
         if name.startswith(("MMF_", "MMFW_", "MLFLOW_", "CLEARML_", "WANDB_")):
@@ -50,7 +50,7 @@ def _restore_signal_handlers() -> None:
     """Let signals end the children of tests even if this run was started with the signals ignored.
 
     SIGINT is ignored in a script's background job, and SIGHUP under ``nohup``. Children inherit this, and a
-    test would wait for ever for one to end. They do not inherit a handler.
+    test would wait forever for one of them to end. Children do not inherit a handler.
     """
     handlers = {"SIGINT": signal.default_int_handler, "SIGTERM": _ignore_signal, "SIGHUP": _ignore_signal}
     for name, handler in handlers.items():
@@ -60,18 +60,18 @@ def _restore_signal_handlers() -> None:
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """Go on, as a process does that ignores a signal."""
+    """Do nothing, like a process that ignores a signal."""
 
 
 @pytest.fixture
 def mmfw(capsys: pytest.CaptureFixture[str]) -> MmfwRunner:
-    """Runs commands."""
+    """Return a runner of mmfw commands."""
     return MmfwRunner(capsys)
 
 
 @pytest.fixture
 def user_dir(tmp_path: Path) -> Path:
-    """A folder with a name as users have them: a space, Cyrillic and Chinese letters."""
+    """Return a folder whose name has a space and Cyrillic and Chinese letters, as users' folders do."""
     folder = tmp_path / "Мои данные 数据"
     folder.mkdir()
     return folder
@@ -79,13 +79,13 @@ def user_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mmf_paths(user_dir: Path) -> MmfPaths:
-    """Folders of a user, none of which is there yet."""
+    """Return the folders of a user, none of which exists yet."""
     return MmfPaths(user_dir / "cache", user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
 def mmf_root(request: pytest.FixtureRequest) -> Path:
-    """The MMF that ``mmfw setup`` installed, then the checkout of the newest."""
+    """Return the MMF that ``mmfw setup`` installed, then a checkout of the newest version."""
     from mmf_win.upstream.install import find_mmf
 
     return find_mmf().root if request.param == "rc10" else Path(str(NEWEST_MMF))
@@ -93,14 +93,14 @@ def mmf_root(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder that all processes of pytest-xdist share: what takes long is made there once, under a lock."""
+    """Return a folder shared by all processes of pytest-xdist, for slow results that are built once, under a lock."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if hasattr(request.config, "workerinput") else base
 
 
 @pytest.fixture(scope="session")
 def packages(shared_folder: Path) -> Packages:
-    """The sdist and the wheel, built once."""
+    """Build the sdist and the wheel, once per session."""
     if is_wine() and not all(map(find_spec, ("pip", "setuptools"))):
         pytest.skip("this Windows Python cannot build a wheel")
     return build_packages(shared_folder / "packages")
@@ -108,7 +108,7 @@ def packages(shared_folder: Path) -> Packages:
 
 @pytest.fixture
 def mmfw_home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty tool home: nothing is installed."""
+    """Return an empty tool home, in which nothing is installed."""
     folder = user_dir / "home"
     monkeypatch.setenv("MMFW_HOME", str(folder))
     return folder
@@ -116,19 +116,19 @@ def mmfw_home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def flush_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlushRecorder]:
-    """A record of which files are flushed to the disk before they take their place."""
+    """Record which files are flushed to the disk before they are renamed."""
     with record_flushes(monkeypatch) as flushes:
         yield flushes
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 80 MB."""
+    """Mount a file system of 80 MB and return its folder."""
     folder = tmp_path / "small disk"
     folder.mkdir()
     if sys.platform == "win32":
         pytest.skip("Windows mounts no file system of a test")
-    if mounts.needs_namespace():  # where pytest_pyfunc_call runs the test
+    if mounts.needs_namespace():  # pytest_pyfunc_call runs the test in a namespace
         yield folder
         return
     options = f"size=80m,uid={os.getuid()},gid={os.getgid()},mode=755"
@@ -138,7 +138,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test with a small disk in a user namespace where only root of one may mount it."""
+    """Run a test with ``small_disk`` in a user namespace if only the root user of a namespace may mount it."""
     if "small_disk" not in pyfuncitem.fixturenames or not mounts.needs_namespace():
         return None
     mounts.run_in_namespace(pyfuncitem)
@@ -146,10 +146,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _reset_windows_std_handles() -> None:
-    """Do it where the C runtime leaves that out, taking the program for none of the console, as under Wine.
+    """Set Windows' standard handles to the current standard streams.
 
-    A child that inherits the streams would be given whatever has taken the place of the old ones; between the
-    phases of a test pytest puts them elsewhere.
+    Under Wine the C runtime does not set them, since it does not take the program for a console program. Pytest
+    redirects the streams between the phases of a test, and a child that inherits the old handles would get
+    whatever file has replaced them.
     """
     if sys.platform == "win32":
         import ctypes
@@ -164,13 +165,13 @@ pytest_runtest_call = pytest_runtest_setup
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the folders with the longest tests begin, so that the short ones fill the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_SLOWEST_FOLDERS))  # in each half the order stays
+    """Run the folders with the longest tests first, so that short tests fill the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_SLOWEST_FOLDERS))  # stable: keeps the order otherwise
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    """In CI a test, or a module, fails that is skipped and may not be."""
+    """Fail a test or module in CI if it is skipped for a reason that is not allowed."""
     report = yield
     if _SKIPS_FAIL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -194,7 +195,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """pynvml with two GPUs, faked."""
+    """Replace pynvml by a fake with two GPUs and return it."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

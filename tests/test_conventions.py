@@ -27,109 +27,109 @@ MODULES = sorted((ROOT / "mmf_win").rglob("*.py"))
 HEAVY = {"torch", "numpy", "mmf", "transformers", "omegaconf", "pandas", "py7zr", "tqdm", "yaml"}
 
 
-def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8"
     )
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_heavy_package() -> None:
     # Under Wine both streams arrive as one.
-    done = _python("-X", "importtime", "-m", "mmf_win", "--help")
-    imported = {line.rsplit("|", 1)[-1].strip() for line in (done.stdout + done.stderr).splitlines()}
+    process = _run_python("-X", "importtime", "-m", "mmf_win", "--help")
+    imported = {line.rsplit("|", 1)[-1].strip() for line in (process.stdout + process.stderr).splitlines()}
     assert "mmf_win.cli" in imported
     assert not HEAVY & imported
 
 
-def test_the_commands_import_nothing_heavy_before_they_run() -> None:
+def test_command_modules_import_no_heavy_package() -> None:
     lines = [
         "import importlib, sys",
         "from mmf_win.cli import COMMANDS",
         "for name in COMMANDS: importlib.import_module('mmf_win.commands.' + name.replace('-', '_'))",
         f"print(*({HEAVY!r} & set(sys.modules)))",
     ]
-    assert _python("-c", "\n".join(lines)).stdout.split() == []
+    assert _run_python("-c", "\n".join(lines)).stdout.split() == []
 
 
-def _parsed(path: Path) -> ast.Module:
+def _parse_module(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> Iterator[str]:
+def _iter_undocumented(node: ast.Module | ast.ClassDef, qualified_name: str) -> Iterator[str]:
     if ast.get_docstring(node) is None:
-        yield where
+        yield qualified_name
     for child in node.body:
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name[0] != "_":
-            name = f"{where}.{child.name}"
+            child_name = f"{qualified_name}.{child.name}"
             if isinstance(child, ast.ClassDef):
-                yield from _undocumented(child, name)
+                yield from _iter_undocumented(child, child_name)
             elif ast.get_docstring(child) is None:
-                yield name
+                yield child_name
 
 
 def _is_inherited(name: str) -> bool:
     """Return whether a method inherits its docstring."""
     module, *names = name.split(".")
     [path] = (path for path in MODULES if path.stem == module)
-    of = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    value = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     for part in names:
-        of = getattr(of, part)
-    return inspect.getdoc(of) is not None
+        value = getattr(value, part)
+    return inspect.getdoc(value) is not None
 
 
 def test_every_public_name_is_documented() -> None:
-    bare = [name for path in MODULES for name in _undocumented(_parsed(path), path.stem)]
-    assert [name for name in bare if not (name.count(".") > 1 and _is_inherited(name))] == []
+    undocumented = [name for path in MODULES for name in _iter_undocumented(_parse_module(path), path.stem)]
+    assert [name for name in undocumented if not (name.count(".") > 1 and _is_inherited(name))] == []
 
 
-def test_every_module_can_be_read_in_one_sitting() -> None:
+def test_modules_have_at_most_400_lines() -> None:
     modules = (path for folder in ("mmf_win", "scripts", "tests") for path in (ROOT / folder).rglob("*.py"))
     assert [path for path in modules if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
 
 
 @pytest.fixture(scope="module")
 def commands_doc() -> ModuleType:
-    """The script that writes the reference of commands."""
+    """Return the script that generates the reference of commands."""
     return load_script("commands_doc")
 
 
 @pytest.mark.parametrize("page", ["commands.md", "presets.md", "python.md"])
-def test_the_reference_is_what_the_code_says(commands_doc: ModuleType, page: str) -> None:
+def test_generated_reference_is_up_to_date(commands_doc: ModuleType, page: str) -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    if f"\nclick=={importlib.metadata.version('click')}\n" in pins:  # another version lays it out otherwise
-        written = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        assert written == commands_doc.PAGES[page](), "run scripts/commands_doc.py"
+    if f"\nclick=={importlib.metadata.version('click')}\n" in pins:  # other versions format help differently
+        current = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert current == commands_doc.PAGES[page](), "run scripts/commands_doc.py"
 
 
-def test_the_readme_names_every_command_and_no_other(commands_doc: ModuleType) -> None:
+def test_readme_names_all_commands_and_no_unknown_one(commands_doc: ModuleType) -> None:
     names = {name for name, _ in commands_doc.iter_command_help()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {f"mmfw {name}" for name in COMMANDS} <= set(re.findall(r"mmfw [a-z-]+", readme))
-    named = re.findall(r"^(?:\$ )?(mmfw [a-z-]+)|`(mmfw [a-z-]+)", readme, re.MULTILINE)
-    assert {first or second for first, second in named} <= names
+    mentions = re.findall(r"^(?:\$ )?(mmfw [a-z-]+)|`(mmfw [a-z-]+)", readme, re.MULTILINE)
+    assert {first or second for first, second in mentions} <= names
 
 
-TEXTS = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+MARKDOWN_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_link_into_the_repository_leads_somewhere(name: str) -> None:
+@pytest.mark.parametrize("name", MARKDOWN_FILES)
+def test_links_into_the_repository_exist(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     broken = []
     for file, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
         target = (ROOT / name).parent / file if file else ROOT / name
-        if not target.exists() or (anchor and anchor not in _anchors(target)):
+        if not target.exists() or (anchor and anchor not in _read_anchors(target)):
             broken.append(f"{file}#{anchor}")
     assert broken == []
 
 
-def _anchors(path: Path) -> set[str]:
+def _read_anchors(path: Path) -> set[str]:
     headings = re.findall("^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_table_of_packages_matches_the_files_and_the_layers() -> None:
+def test_table_of_packages_matches_files_and_import_layers() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.split("| package | contents |\n|---|---|\n")[1].split("\n\n")[0]
     rows = [set(re.findall(r"`([a-z_]+)(?:/|\.py)`", row.split("|")[1])) for row in table.splitlines()]
@@ -137,12 +137,12 @@ def test_the_table_of_packages_matches_the_files_and_the_layers() -> None:
     layers = settings.split("\nlayers = [\n")[1].split("]")[0].splitlines()
     assert rows == [set(re.findall(r"mmf_win\.([a-z_]+)", layer)) for layer in layers]
     modules = [*(ROOT / "mmf_win").glob("*.py"), *(ROOT / "mmf_win").glob("*/__init__.py")]
-    there = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
-    assert set.union(*rows) == there - {"__main__", "mmf_win"}
+    existing = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
+    assert set.union(*rows) == existing - {"__main__", "mmf_win"}
 
 
-def _cycle(package: str) -> list[str]:
-    """The modules of a cycle of imports, each followed by one that it imports, if only in a function."""
+def _find_import_cycle(package: str) -> list[str]:
+    """Return the modules of an import cycle, each followed by one that it imports, even if only in a function."""
     grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
     graph = grimp.build_graph(package, cache_dir=None)
     try:
@@ -152,8 +152,8 @@ def _cycle(package: str) -> list[str]:
     return []
 
 
-def test_no_modules_import_one_another() -> None:
-    cycle = _cycle("mmf_win")
+def test_modules_have_no_import_cycle() -> None:
+    cycle = _find_import_cycle("mmf_win")
     assert not cycle, " imports ".join(cycle)
 
 
@@ -169,35 +169,35 @@ def test_no_modules_import_one_another() -> None:
         ({"a": "from {0} import b", "b": "from {0} import c", "c": ""}, set()),
     ],
 )
-def test_a_cycle_of_imports_is_found_and_named(
+def test_import_cycle_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, str], cycle: set[str]
 ) -> None:
-    package = f"{tmp_path.name}_package"  # a name of its own, since Python remembers what it has found
+    package = f"{tmp_path.name}_package"  # unique, since Python caches imported packages
     (tmp_path / package).mkdir()
     for name, code in {"__init__": "", **modules}.items():
         (tmp_path / package / f"{name}.py").write_text(code.format(package), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    assert set(_cycle(package)) == {f"{package}.{name}".rstrip(".") for name in cycle}
+    assert set(_find_import_cycle(package)) == {f"{package}.{name}".rstrip(".") for name in cycle}
 
 
-def test_pictures_are_small() -> None:
-    pictures = list((ROOT / "docs").rglob("*.png"))
-    assert pictures
-    assert [picture.name for picture in pictures if picture.stat().st_size > 300_000] == []
+def test_images_of_docs_are_small() -> None:
+    images = list((ROOT / "docs").rglob("*.png"))
+    assert images
+    assert [image.name for image in images if image.stat().st_size > 300_000] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_with_examples(name: str) -> None:
-    command = _command(name)
-    told = command.get_help(click.Context(command))
-    assert "Examples:" in told or "Example:" in told
+def test_help_of_command_has_examples(name: str) -> None:
+    command = _load_command(name)
+    help_text = command.get_help(click.Context(command))
+    assert "Examples:" in help_text or "Example:" in help_text
 
 
-def test_every_dependency_is_pinned_as_tested_and_at_its_lowest_version() -> None:
+def test_dependencies_are_pinned_at_tested_and_lowest_version() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    pins, tested = _pins("constraints-lowest.txt"), _pins("constraints.txt")
+    pins, tested = _read_pins("constraints-lowest.txt"), _read_pins("constraints.txt")
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
-    tools = {"ruff", "codespell", "mypy", "import-linter", "mkdocs-material"}  # they do not run the code
+    tools = {"ruff", "codespell", "mypy", "import-linter", "mkdocs-material"}  # the code does not import them
     for name, bound in re.findall(r'^ +"([A-Za-z0-9_.-]+)>=([0-9.]+)', text, re.MULTILINE):
         assert f"\n{name.lower()}==" in pinned or name == "setuptools"
         if name in ("torch", "torchvision"):
@@ -206,66 +206,66 @@ def test_every_dependency_is_pinned_as_tested_and_at_its_lowest_version() -> Non
             assert f"{pins[name]}.".startswith(f"{bound}."), name
 
 
-def _pins(name: str) -> dict[str, str]:
+def _read_pins(name: str) -> dict[str, str]:
     text = (ROOT / name).read_text(encoding="utf-8")
     return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([0-9.]+)$", text, re.MULTILINE))
 
 
-def _command(name: str) -> click.Command:
-    found: click.Command = import_module(f"mmf_win.commands.{name.replace('-', '_')}").command
-    return found
+def _load_command(name: str) -> click.Command:
+    command: click.Command = import_module(f"mmf_win.commands.{name.replace('-', '_')}").command
+    return command
 
 
-def _options(command: click.Command) -> Iterator[str]:
+def _iter_options(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         yield from (name for name in [*parameter.opts, *parameter.secondary_opts] if name.startswith("--"))
     if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            yield from _options(inner)
+        for subcommand in command.commands.values():
+            yield from _iter_options(subcommand)
 
 
-def _said(node: ast.expr) -> str:
-    """A text of the code with a sign for each part that is put in when it runs."""
+def _string_template(node: ast.expr) -> str:
+    """Return the text of a string expression, with an ellipsis for each inserted value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(map(_said, node.values))
+        return "".join(map(_string_template, node.values))
     return "…"
 
 
 @cache
-def _texts(folder: Path) -> list[str]:
-    """All of a folder's modules but docstrings."""
-    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(_parsed(path))]
-    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    texts = (node for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr)))
-    return [_said(text) for text in texts if id(text) not in prose]
+def _list_strings(folder: Path) -> list[str]:
+    """Return the strings in a folder's modules, except docstrings."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(_parse_module(path))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = (node for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr)))
+    return [_string_template(string) for string in strings if id(string) not in docstrings]
 
 
-def _messages() -> list[str]:
+def _documented_messages() -> list[str]:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     messages = re.findall("^### `(.*)`$", page, re.MULTILINE)
-    return [message for message in messages if message != "CUDA out of memory"]  # which is PyTorch's
+    return [message for message in messages if message != "CUDA out of memory"]  # a message of PyTorch
 
 
-@pytest.mark.parametrize("message", _messages())
-def test_a_message_in_troubleshooting_is_one_of_the_code(message: str) -> None:
-    assert message in "\n".join(_texts(ROOT / "mmf_win"))
+@pytest.mark.parametrize("message", _documented_messages())
+def test_documented_message_is_in_the_code(message: str) -> None:
+    assert message in "\n".join(_list_strings(ROOT / "mmf_win"))
 
 
-def _classes(of: type[MmfwError] = MmfwError) -> Iterator[type[MmfwError]]:
-    yield of
-    for below in of.__subclasses__():
-        yield from _classes(below)
+def _iter_error_classes(base: type[MmfwError] = MmfwError) -> Iterator[type[MmfwError]]:
+    yield base
+    for subclass in base.__subclasses__():
+        yield from _iter_error_classes(subclass)
 
 
-def test_the_exit_codes_are_those_of_the_errors() -> None:
+def test_documented_exit_codes_match_the_errors() -> None:
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (\d+) \|", page.partition("## Exit codes")[2], re.MULTILINE)
-    assert {int(code) for code in listed} == {0, *(error.exit_code for error in _classes())}
+    assert {int(code) for code in listed} == {0, *(error.exit_code for error in _iter_error_classes())}
 
 
-def test_every_page_is_in_the_contents_of_the_site() -> None:
+def test_pages_are_in_the_navigation_of_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r": ([a-z-]+\.md)$", site, re.MULTILINE)
     assert len(listed) == len(set(listed))
@@ -273,98 +273,101 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
 
 
 @cache
-def _named() -> re.Pattern[str]:
-    """Finds an option or a command of mmfw in a text."""
-    options = {re.escape(option) for name in COMMANDS for option in _options(_command(name))}
+def _option_or_command_pattern() -> re.Pattern[str]:
+    """Return a pattern that matches an option or a command of mmfw."""
+    options = {re.escape(option) for name in COMMANDS for option in _iter_options(_load_command(name))}
     return re.compile(rf"(?<![\w-])({'|'.join(options)})(?![\w-])|\bmmfw ({'|'.join(COMMANDS)})\b")
 
 
-def test_the_library_of_archives_names_neither_options_nor_commands() -> None:
-    texts = _texts(ROOT / "mmf_win" / "archives")
-    assert [text for text in texts if _named().search(text)] == []
+def test_archives_package_names_no_options_or_commands() -> None:
+    strings = _list_strings(ROOT / "mmf_win" / "archives")
+    assert [string for string in strings if _option_or_command_pattern().search(string)] == []
 
 
-def _prints(path: Path) -> bool:
-    called = (node.func for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call))
-    return any(isinstance(node, ast.Name) and node.id in ("print", "print_status", "print_result") for node in called)
+def _has_print_call(path: Path) -> bool:
+    functions = (node.func for node in ast.walk(_parse_module(path)) if isinstance(node, ast.Call))
+    return any(
+        isinstance(node, ast.Name) and node.id in ("print", "print_status", "print_result") for node in functions
+    )
 
 
 def test_only_commands_print() -> None:
-    # The Examiner prints what its caller in a notebook asks it to print, as mlrunner's does.
-    # run.py is copied, and is a program of its own.
-    may = {"cli.py", "console.py", "__main__.py", "examiner.py", "run.py"}
-    silent = (path for path in MODULES if path.parent.name != "commands" and path.name not in may)
-    assert [path for path in silent if _prints(path)] == []
+    # The Examiner prints tables in a notebook, like that of mlrunner. run.py is copied into exported models.
+    exceptions = {"cli.py", "console.py", "__main__.py", "examiner.py", "run.py"}
+    silent_modules = (path for path in MODULES if path.parent.name != "commands" and path.name not in exceptions)
+    assert [path for path in silent_modules if _has_print_call(path)] == []
 
 
 @pytest.mark.parametrize("package", ["commands", "export"])
-def test_a_command_parses_calls_one_function_and_prints_so_it_is_short(package: str) -> None:
-    help_of = partial(ast.get_docstring, clean=False)
+def test_functions_of_commands_have_at_most_55_lines(package: str) -> None:
+    get_raw_docstring = partial(ast.get_docstring, clean=False)
     lengths = {
-        f"{path.name}: {node.name}": (node.end_lineno or 0) - node.lineno - (help_of(node) or "").count("\n")
+        f"{path.name}: {node.name}": (node.end_lineno or 0) - node.lineno - (get_raw_docstring(node) or "").count("\n")
         for path in (ROOT / "mmf_win" / package).rglob("*.py")
-        for node in ast.walk(_parsed(path))
+        for node in ast.walk(_parse_module(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert {name: lines for name, lines in lengths.items() if lines > 55} == {}
 
 
-def _takes_anything(path: Path) -> Iterator[str]:
-    """The public functions with a ``**parameter`` of any type, but for those that are nested in others."""
-    bodies = [_parsed(path).body]
+def _iter_functions_with_untyped_options(path: Path) -> Iterator[str]:
+    """Yield the public functions with a ``**parameter`` of type Any, except nested functions."""
+    bodies = [_parse_module(path).body]
     bodies += [node.body for node in bodies[0] if isinstance(node, ast.ClassDef)]
     for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef)):
-        kind = node.args.kwarg and node.args.kwarg.annotation
-        if node.name[0] != "_" and kind is not None and ast.unparse(kind) == "Any":
+        annotation = node.args.kwarg and node.args.kwarg.annotation
+        if node.name[0] != "_" and annotation is not None and ast.unparse(annotation) == "Any":
             yield f"{path.name}: {node.name}"
 
 
 @pytest.mark.parametrize("package", ["commands", "runs", "inputs", "results", "export", "sweeps"])
-def test_an_option_is_typed_from_the_command_to_its_use(package: str) -> None:
-    # What options.py hands on are click's own settings of an option.
+def test_public_functions_have_no_untyped_options(package: str) -> None:
+    # options.py passes settings of an option to click.
     paths = (path for path in (ROOT / "mmf_win" / package).rglob("*.py") if path.name != "options.py")
-    assert [name for path in paths for name in _takes_anything(path)] == []
+    assert [name for path in paths for name in _iter_functions_with_untyped_options(path)] == []
 
 
-def _skips_on_a_system(path: Path) -> Iterator[str]:
-    """The reasons of the tests that are skipped on one system; CI lets any reason pass under Wine."""
-    for node in ast.walk(_parsed(path)):
+def _iter_platform_skip_reasons(path: Path) -> Iterator[str]:
+    """Yield the skip reasons of tests that one platform skips; CI allows any reason under Wine."""
+    for node in ast.walk(_parse_module(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.skipif":
             condition = ast.unparse(node.args[0])
             if "sys.platform" in condition or condition == "not is_wine()":
-                yield from (ast.literal_eval(word.value) for word in node.keywords if word.arg == "reason")
+                yield from (ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "reason")
 
 
-def test_what_a_system_skips_names_windows_so_that_ci_lets_it() -> None:
-    reasons = (reason for path in (ROOT / "tests").rglob("test_*.py") for reason in _skips_on_a_system(path))
+def test_platform_skip_reasons_name_windows_as_ci_requires() -> None:
+    reasons = (reason for path in (ROOT / "tests").rglob("test_*.py") for reason in _iter_platform_skip_reasons(path))
     assert [reason for reason in reasons if "Windows" not in reason] == []
 
 
-# What cannot be told apart by a class or a field; none of these texts is one of mmfw's own.
-_TEXTS_OF_OTHERS = {
-    "archives/zip": "zipfile has one class for all that it does not read",
+# Modules that parse messages of other libraries, which have no class or field for the cause.
+_MESSAGE_PARSERS = {
+    "archives/zip": "zipfile has one class for everything that it cannot read",
     "archives/zip_reader": "lzma has one class for all errors of liblzma",
-    "inputs/hub": "only the first line of what huggingface_hub says is shown",
-    "runs/checkpoints": "a library may name a pinned file anywhere in its error, which has another name",
-    "runs/prediction": "so may one that reads the annotations that were made of the user's table",
-    "sweeps/ray_backend": "Ray passes on the text of an error alone",
-    "worker/hooks/checkpoint_io": "torch has one class for all that it refuses",
+    "inputs/hub": "only the first line of a message of huggingface_hub is shown",
+    "runs/checkpoints": "a library may name a pinned copy anywhere in its error; the user knows the original name",
+    "runs/prediction": "a library may name the annotations that were generated from the user's table",
+    "sweeps/ray_backend": "Ray passes on only the text of an error",
+    "worker/hooks/checkpoint_io": "torch has one class for all files that it refuses",
     "worker/hooks/checkpoints": "torch has one class for weights that do not fit and other errors",
-    "worker/launcher": "only the first line of what a library says is shown",
-    "worker/outcome": "a DataLoader passes on the text of an error alone",
-    "worker/tasks/export": "torch's exporter has the cause in a text alone",
+    "worker/launcher": "only the first line of a library's message is shown",
+    "worker/outcome": "a DataLoader passes on only the text of an error",
+    "worker/tasks/export": "torch's exporter states the cause only in a text",
 }
-_EDITS = {"replace", "removeprefix", "removesuffix", "partition", "rpartition", "startswith", "endswith"}
-_EDITS |= {"split", "rsplit", "find", "index", "search", "match", "fullmatch", "findall", "sub"}
+_STRING_METHODS = {"replace", "removeprefix", "removesuffix", "partition", "rpartition", "startswith", "endswith"}
+_STRING_METHODS |= {"split", "rsplit", "find", "index", "search", "match", "fullmatch", "findall", "sub"}
 
 
-def _edits_a_message(node: ast.AST) -> bool:
+def _edits_message(node: ast.AST) -> bool:
     """Return whether a node parses or edits the text of an error or a hint; blanks may be collapsed."""
     if isinstance(node, ast.Compare):
         return isinstance(node.ops[0], ast.In | ast.NotIn) and any(map(_is_message, node.comparators))
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
-    return node.func.attr in _EDITS and any(map(_is_message, [node.func.value, *node.args])) and bool(node.args)
+    return (
+        node.func.attr in _STRING_METHODS and any(map(_is_message, [node.func.value, *node.args])) and bool(node.args)
+    )
 
 
 def _is_message(node: ast.AST) -> bool:
@@ -376,10 +379,10 @@ def _is_message(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node) in texts
 
 
-def test_no_code_parses_or_edits_the_text_of_a_message() -> None:
-    found = {
+def test_only_listed_modules_parse_or_edit_messages() -> None:
+    modules = {
         path.relative_to(ROOT / "mmf_win").with_suffix("").as_posix()
         for path in MODULES
-        if any(map(_edits_a_message, ast.walk(_parsed(path))))
+        if any(map(_edits_message, ast.walk(_parse_module(path))))
     }
-    assert found == _TEXTS_OF_OTHERS.keys()
+    assert modules == _MESSAGE_PARSERS.keys()

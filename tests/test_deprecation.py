@@ -32,10 +32,10 @@ from mmf_win.errors import RunNotFoundError
 )
 def test_old_name_is_an_alias_with_a_warning_that_names_both(module: str, old: str, new: str) -> None:
     loaded: Any = import_module(module)
-    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated, use {module}\.{new}$") as caught:
+    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is deprecated, use {module}\.{new}$") as warnings:
         value = getattr(loaded, old)
     assert value is getattr(loaded, new)
-    assert caught[0].filename == __file__
+    assert warnings[0].filename == __file__
     assert old not in getattr(loaded, "__all__", ())
 
 

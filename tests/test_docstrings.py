@@ -25,10 +25,10 @@ def test_docstrings_do_not_start_with_a_vague_word(folder: str) -> None:
     vague = re.compile(r"(What|Those|Whether|Why|How|Where|Which|Of|Its|As|The same|In the place)\b")
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
-    places = [
+    locations = [
         f"{path.relative_to(ROOT).as_posix()}:{line}"
         for path in paths
         for line, text in _docstrings(path)
         if vague.match(text)
     ]
-    assert places == []
+    assert locations == []

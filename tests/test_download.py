@@ -1,4 +1,4 @@
-"""Downloads from a real web server that fails in every way that servers do."""
+"""Downloads from a real web server with faults."""
 
 from __future__ import annotations
 
@@ -41,64 +41,64 @@ def fetch(server: WebServer, target: Path, sha256: str | None = SHA256) -> str:
     return download(f"{server.url}/file.bin", target, "file", sha256=sha256)
 
 
-def starts(server: WebServer) -> list[int]:
-    """From which byte on each request wanted the file."""
-    return [int(asked.headers.get("Range", "bytes=0-")[6:-1]) for asked in server.content_requests]
+def requested_offsets(server: WebServer) -> list[int]:
+    """Return the offset of the first byte that each request for the content names."""
+    return [int(request.headers.get("Range", "bytes=0-")[6:-1]) for request in server.content_requests]
 
 
-def visible(target: Path) -> list[str]:
-    """Return the files of the folder, without the lock, which stays."""
+def list_files(target: Path) -> list[str]:
+    """Return the files of the target's folder, except lock files, which remain."""
     return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_a_file_arrives_whole_and_leaves_nothing_beside_it(target: Path) -> None:
+def test_download_leaves_only_the_complete_file(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         assert fetch(server, target) == SHA256
     assert target.read_bytes() == CONTENT
-    assert visible(target) == [target.name]
+    assert list_files(target) == [target.name]
 
 
-def test_many_interruptions_are_gone_over_from_where_each_one_was(target: Path) -> None:
+def test_download_resumes_after_each_of_many_interruptions(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [drop_connection_after(20_000)] * 12
         fetch(server, target)
-        assert starts(server) == [20_000 * n for n in range(13)]
+        assert requested_offsets(server) == [20_000 * n for n in range(13)]
     assert target.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("sha256", [SHA256, None], ids=["known hash", "unknown hash"])
-def test_the_next_call_resumes_a_failed_one_where_the_hash_is_known(target: Path, sha256: str | None) -> None:
+def test_next_call_resumes_failed_download_if_hash_is_known(target: Path, sha256: str | None) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [drop_connection_after(100_000), *map(respond_with, (429, 502, 504, 503, 500))]
         with pytest.raises(MmfEnvironmentError, match=r"the server answered 503") as raised:
             fetch(server, target, sha256)
         assert ("the first 97.7 KiB are kept" in str(raised.value)) == (sha256 is not None)
-        assert visible(target) == ([f"{target.name}.part"] if sha256 else [])
+        assert list_files(target) == ([f"{target.name}.part"] if sha256 else [])
         assert fetch(server, target, sha256) == SHA256
-        assert starts(server)[1:] == ([100_000] * 6 if sha256 else [0] * 6)
+        assert requested_offsets(server)[1:] == ([100_000] * 6 if sha256 else [0] * 6)
     assert target.read_bytes() == CONTENT
-    assert visible(target) == [target.name]
+    assert list_files(target) == [target.name]
 
 
-def test_a_connection_that_stalls_is_given_up_and_gone_on_with(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_resumes_after_stalled_connection(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmf_win.download.TIMEOUT_SECONDS", 0.2)
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [stall_after(server, byte_count=5000)]
         fetch(server, target)
-        assert starts(server) == [0, 5000]
+        assert requested_offsets(server) == [0, 5000]
     assert target.read_bytes() == CONTENT
 
 
-def test_a_server_that_sends_no_parts_sends_it_all_again(target: Path) -> None:
+def test_server_without_range_support_sends_complete_file_again(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.ranges = False
         server.faults = [drop_connection_after(1000)]
         fetch(server, target)
-        assert starts(server) == [0, 1000]
+        assert requested_offsets(server) == [0, 1000]
     assert target.read_bytes() == CONTENT
 
 
-def test_a_part_of_another_file_is_noticed_by_the_hash(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_partial_download_of_another_file_is_detected_by_hash(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     with WebServer.serving(file_bin=b"old" * 100_000) as server:
         server.faults = [drop_connection_after(1000), *[respond_with(503)] * 5]
         with pytest.raises(MmfEnvironmentError):
@@ -110,18 +110,18 @@ def test_a_part_of_another_file_is_noticed_by_the_hash(target: Path, caplog: pyt
 
 
 @pytest.mark.parametrize(
-    "part", [CONTENT, CONTENT + b"more", b"x" * len(CONTENT)], ids=["whole", "too long", "other bytes"]
+    "part", [CONTENT, CONTENT + b"more", b"x" * len(CONTENT)], ids=["complete", "too long", "other bytes"]
 )
-def test_whatever_part_lies_there_the_file_is_right_in_the_end(target: Path, part: bytes) -> None:
+def test_download_is_intact_regardless_of_existing_partial_file(target: Path, part: bytes) -> None:
     target.with_name(target.name + ".part").write_bytes(part)
     with WebServer.serving(file_bin=CONTENT) as server:
         fetch(server, target)
     assert target.read_bytes() == CONTENT
-    assert visible(target) == [target.name]
+    assert list_files(target) == [target.name]
 
 
 @pytest.mark.parametrize(
-    ("fault", "asked", "message"),
+    ("fault", "request_count", "message"),
     [
         (login_page, 1, "a web page, not the file"),
         (respond_with(404), 1, "the server answered 404"),
@@ -129,20 +129,22 @@ def test_whatever_part_lies_there_the_file_is_right_in_the_end(target: Path, par
         (declare_length(len(CONTENT) - 1), 1, "the download was removed"),
         (send_wrong_range, 5, "another byte range than requested"),
     ],
-    ids=["login page", "404", "other bytes", "shorter", "another part"],
+    ids=["login page", "404", "other bytes", "shorter", "wrong range"],
 )
-def test_what_is_not_the_file_never_gets_its_name(target: Path, fault: Fault, asked: int, message: str) -> None:
+def test_invalid_response_is_never_saved_as_the_file(
+    target: Path, fault: Fault, request_count: int, message: str
+) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [fault] * 5
         with pytest.raises(MmfEnvironmentError, match=message) as raised:
             fetch(server, target)
-        assert len(server.content_requests) == asked
+        assert len(server.content_requests) == request_count
     assert raised.value.hint
     assert ("another source" in raised.value.hint) == (message == "the server answered 404")
-    assert visible(target) == []
+    assert list_files(target) == []
 
 
-def test_a_length_that_is_announced_too_long_does_no_harm_where_the_hash_is_known(target: Path) -> None:
+def test_too_large_content_length_is_ignored_if_hash_is_known(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [declare_length(len(CONTENT) + 1)]
         assert fetch(server, target) == SHA256
@@ -151,14 +153,14 @@ def test_a_length_that_is_announced_too_long_does_no_harm_where_the_hash_is_know
             fetch(server, target.with_name("other"), None)
 
 
-def test_a_whole_file_is_not_fetched_again(target: Path) -> None:
+def test_intact_file_is_not_downloaded_again(target: Path) -> None:
     target.write_bytes(CONTENT)
     with WebServer.serving() as server:
         fetch(server, target)
         assert server.requests == []
 
 
-def test_the_size_is_asked_for_without_the_content(target: Path) -> None:
+def test_remote_size_is_read_without_the_content(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         assert remote_size(f"{server.url}/file.bin") == len(CONTENT)
         assert remote_size(f"{server.url}/missing") is None
@@ -168,14 +170,14 @@ def test_the_size_is_asked_for_without_the_content(target: Path) -> None:
         fetch(server, target)
 
 
-def test_only_http_is_spoken(target: Path) -> None:
+def test_only_http_and_https_urls_are_accepted(target: Path) -> None:
     with pytest.raises(UsageError, match="not an http or https URL"):
         download("ftp://example.org/file", target, "file")
 
 
-def test_the_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with WebServer.serving() as proxy:
-        proxy.files["http://files.example/file.bin"] = CONTENT  # a proxy is asked with the whole URL
+        proxy.files["http://files.example/file.bin"] = CONTENT  # a proxy gets the complete URL
         for name in ("http_proxy", "HTTP_PROXY"):
             monkeypatch.setenv(name, proxy.url)
         for name in ("no_proxy", "NO_PROXY", "REQUEST_METHOD"):
@@ -184,7 +186,7 @@ def test_the_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.
     assert target.read_bytes() == CONTENT
 
 
-def test_a_full_disk_keeps_what_has_arrived(small_disk: Path) -> None:
+def test_full_disk_keeps_partial_download(small_disk: Path) -> None:
     content = os.urandom(3 << 20)
     target = small_disk / "file.bin"
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (1 << 20)))
@@ -199,24 +201,24 @@ def test_a_full_disk_keeps_what_has_arrived(small_disk: Path) -> None:
     assert content.startswith(part)
 
 
-def test_a_killed_download_is_gone_on_with(target: Path) -> None:
+def test_killed_download_is_resumed(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [stall_after(server, byte_count=200_000)]
-        child = start(server, target)
+        child = start_download(server, target)
         part = target.with_name(target.name + ".part")
         wait_until(lambda: part.exists() and part.stat().st_size == 200_000, child)
         child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         child.communicate()
         assert not target.exists()
         fetch(server, target)
-        assert starts(server) == [0, 200_000]
+        assert requested_offsets(server) == [0, 200_000]
     assert target.read_bytes() == CONTENT
 
 
-def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(target: Path) -> None:
+def test_concurrent_download_waits_for_the_other_and_reports_it(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         with file_lock(target.with_name(f".{target.name}.lock")):
-            child = start(server, target)
+            child = start_download(server, target)
             assert child.stderr is not None
             assert b"waiting for another mmfw process" in child.stderr.readline()
             assert server.requests == []
@@ -226,8 +228,8 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(target: Path
         assert server.requests == []
 
 
-def start(server: WebServer, target: Path) -> subprocess.Popen[bytes]:
-    """Download in a process of its own."""
+def start_download(server: WebServer, target: Path) -> subprocess.Popen[bytes]:
+    """Start a download in another process."""
     code = (
         "import logging, sys; from pathlib import Path; from mmf_win.download import download\n"
         "logging.basicConfig(level=logging.INFO)\n"
@@ -242,10 +244,10 @@ def start(server: WebServer, target: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_until(happened: object, child: subprocess.Popen[bytes]) -> None:
-    """Return when something has happened in a child that lives."""
-    assert callable(happened)
+def wait_until(condition: object, child: subprocess.Popen[bytes]) -> None:
+    """Wait until the condition holds; fail if the child ends before."""
+    assert callable(condition)
     pause = threading.Event()
-    while not happened():
+    while not condition():
         assert child.poll() is None, "the child ended too early"
         pause.wait(0.01)

@@ -1,4 +1,4 @@
-"""``mmfw train`` as queues start it: by named arguments, as a module or as a file."""
+"""``mmfw train`` as job queues start it: with named arguments, as a module or as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = str(entry.__file__)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         ("preset=mmbt_grid seed=1", "mmbt_grid --seed=1"),
         ("seed=1 preset=my.yaml optimizer.params.lr=1e-5", "my.yaml --seed=1 optimizer.params.lr=1e-5"),
@@ -31,8 +31,8 @@ _FILE = str(entry.__file__)
         ("name=a=b a.b=c=d", "--name=a=b a.b=c=d"),
     ],
 )
-def test_named_arguments_become_the_words_of_train(arguments: str, words: str) -> None:
-    assert entry.mmfw_arguments(arguments.split()) == ["train", *words.split()]
+def test_named_arguments_become_arguments_of_train(arguments: str, expected: str) -> None:
+    assert entry.mmfw_arguments(arguments.split()) == ["train", *expected.split()]
 
 
 @pytest.mark.parametrize(
@@ -45,54 +45,58 @@ def test_named_arguments_become_the_words_of_train(arguments: str, words: str) -
         ("xyz=7", "for example preset=mmbt_grid seed=1"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(argument: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_unknown_name_is_refused_with_closest_match(argument: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
         entry.mmfw_arguments(["preset=mmbt_grid", argument])
-    assert argument in str(refused.value) and refused.value.hint == hint
+    assert argument in str(raised.value) and raised.value.hint == hint
 
 
-def test_what_is_wrong_is_said_as_by_mmfw(capsys: pytest.CaptureFixture[str]) -> None:
-    for argument, said in (("xyz=7", "xyz=7: not a NAME"), ("fast=maybe", "'--fast' does not take a value")):
+def test_invalid_arguments_print_the_errors_of_mmfw(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument, message in (("xyz=7", "xyz=7: not a NAME"), ("fast=maybe", "'--fast' does not take a value")):
         assert main(lambda argument=argument: entry.mmfw_arguments(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", [["-m", "mmf_win.entry"], [_FILE]])
-def test_it_runs_as_a_module_and_as_a_file_from_anywhere(how: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("invocation", [["-m", "mmf_win.entry"], [_FILE]])
+def test_entry_runs_as_module_and_as_file_from_any_folder(invocation: list[str], tmp_path: Path) -> None:
     root = str(Path(_FILE).parents[1])
     code = f"import sys; sys.path.append({root!r}); import runpy; sys.argv = ['', 'list=true', 'json=true']; "
-    run = f"sys.path.insert(0, {str(Path(_FILE).parent)!r}); runpy.run_path({_FILE!r}, run_name='__main__')"
-    run = "runpy.run_module('mmf_win.entry', run_name='__main__')" if how[0] == "-m" else run
-    done = subprocess.run([sys.executable, "-c", code + run], cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}, done.stderr
+    statement = f"sys.path.insert(0, {str(Path(_FILE).parent)!r}); runpy.run_path({_FILE!r}, run_name='__main__')"
+    statement = "runpy.run_module('mmf_win.entry', run_name='__main__')" if invocation[0] == "-m" else statement
+    process = subprocess.run(
+        [sys.executable, "-c", code + statement], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert "mmbt_grid" in {preset["name"] for preset in json.loads(process.stdout)}, process.stderr
 
 
-def test_as_a_file_the_modules_beside_it_take_no_others_place() -> None:
+def test_entry_run_as_file_does_not_make_its_folder_importable() -> None:
     code = (
         f"import importlib.util, runpy, sys; sys.path.insert(0, {str(Path(_FILE).parent)!r}); "
         f"runpy.run_path({_FILE!r}); print(importlib.util.find_spec('console'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.split() == ["None"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert process.stdout.split() == ["None"]
 
 
-def test_a_stand_in_for_data_sets_is_asked_for_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clearml_datasets, "download_dataset", lambda given: tmp_path / given)
-    words = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
-    assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
+def test_dataset_id_becomes_folder_of_fake_dataset_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clearml_datasets, "download_dataset", lambda dataset_id: tmp_path / dataset_id)
+    arguments = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
+    assert arguments == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
 @pytest.mark.wide
-def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_agent_come_from_its_task_in_clearml_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("clearml")
     arguments = {name: {"section": "Args", "name": name, "value": "true"} for name in ("list", "json")}
     with ClearMLStub.serving(tmp_path, monkeypatch) as stub:
         queued = stub._tasks_create(name="queued", hyperparams={"Args": arguments, "General": {}})["id"]
         monkeypatch.setenv("CLEARML_TASK_ID", queued)
-        done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
-        assert done.returncode == 0, done.stderr
-        assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}
-        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
+        process = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
+        assert process.returncode == 0, process.stderr
+        assert "mmbt_grid" in {preset["name"] for preset in json.loads(process.stdout)}
+        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
+            "arguments take precedence over the task"
+        )
         monkeypatch.setenv("CLEARML_TASK_ID", "8a")
-        done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
-        assert done.returncode == 6 and "Traceback" not in done.stderr
+        process = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
+        assert process.returncode == 6 and "Traceback" not in process.stderr

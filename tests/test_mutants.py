@@ -1,4 +1,4 @@
-"""The lists of mutants fit the code, and drawing is repeatable."""
+"""Lists of mutants, and the random selection of new mutants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.worlds.tools import load_script
 
 ROOT = Path(__file__).parents[1]
-LISTS = sorted((ROOT / "tests" / "mutants").glob("*.json"))
+MUTANT_FILES = sorted((ROOT / "tests" / "mutants").glob("*.json"))
 SOURCE = '''
 def rest(values: list[int], limit: int = 3) -> int:
     """Return 1 or 2."""
@@ -24,18 +24,18 @@ def rest(values: list[int], limit: int = 3) -> int:
 
 @pytest.fixture(scope="module")
 def mutate() -> ModuleType:
-    """The script that runs mutants."""
+    """Return the script that runs mutants."""
     return load_script("mutate")
 
 
 @pytest.fixture(scope="module")
 def drawing() -> ModuleType:
-    """The module that draws mutants."""
+    """Return the module that draws mutants."""
     return load_script("_draw_mutants")
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_every_mutant_fits_the_code(mutate: ModuleType, path: Path) -> None:
+@pytest.mark.parametrize("path", MUTANT_FILES, ids=lambda path: path.stem)
+def test_mutants_match_the_code(mutate: ModuleType, path: Path) -> None:
     for mutant in mutate.read_mutants(path):
         text = (ROOT / mutant.file).read_text(encoding="utf-8")
         assert text.count(mutant.old) == 1, f"{mutant.id}: its old text occurs {text.count(mutant.old)} times"
@@ -43,18 +43,18 @@ def test_every_mutant_fits_the_code(mutate: ModuleType, path: Path) -> None:
         ast.parse(text.replace(mutant.old, mutant.new))
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_the_tests_of_every_mutant_exist(mutate: ModuleType, path: Path) -> None:
+@pytest.mark.parametrize("path", MUTANT_FILES, ids=lambda path: path.stem)
+def test_tests_of_mutants_exist(mutate: ModuleType, path: Path) -> None:
     tests = {test for mutant in mutate.read_mutants(path) for test in mutant.tests}
     assert [test for test in tests if not (ROOT / test.partition("::")[0]).exists()] == []
 
 
-def test_mutants_have_different_ids(mutate: ModuleType) -> None:
-    ids = [mutant.id for path in LISTS for mutant in mutate.read_mutants(path)]
+def test_ids_of_mutants_are_unique(mutate: ModuleType) -> None:
+    ids = [mutant.id for path in MUTANT_FILES for mutant in mutate.read_mutants(path)]
     assert len(ids) == len(set(ids))
 
 
-def test_texts_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
+def test_strings_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
     source = SOURCE.encode()
     drawn = [(change.kind, source[change.start : change.end].decode()) for change in drawing.find_changes(source)]
     assert drawn == [
@@ -67,7 +67,7 @@ def test_texts_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
     ]
 
 
-def test_every_change_leaves_valid_code_with_one_place_for_it(drawing: ModuleType) -> None:
+def test_change_is_unambiguous_and_leaves_valid_code(drawing: ModuleType) -> None:
     source = SOURCE.encode()
     for change in drawing.find_changes(source):
         old, new = ("\n".join(lines) for lines in drawing.snippet(source, change))
@@ -75,7 +75,7 @@ def test_every_change_leaves_valid_code_with_one_place_for_it(drawing: ModuleTyp
         ast.parse(SOURCE.replace(old, new))
 
 
-def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_seed_draws_the_same_mutants(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "PACKAGES", {"unpacking": ["tests/unpacking"], "integrity": ["tests"]})
     first = drawing.draw_mutants(ROOT, 4, 13)
     assert [mutant["tests"] for mutant in first] == [["tests/unpacking"]] * 7 + [["tests"]] * 6
@@ -84,6 +84,6 @@ def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: p
     assert drawing.draw_mutants(ROOT, 5, 13) != first
 
 
-def test_an_unknown_id_is_refused(mutate: ModuleType) -> None:
+def test_unknown_id_is_refused(mutate: ModuleType) -> None:
     with pytest.raises(SystemExit, match="neither a file of mutants nor a mutant's ID"):
         mutate.select_mutants(["no-such-mutant"])

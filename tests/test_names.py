@@ -1,4 +1,4 @@
-"""Names from outside, whatever they are: what is written is legal on every system, or the name is refused."""
+"""Portability of names from users: mmfw writes names that every system allows, and refuses the others."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PIECES += [".json", ".png", "-", "a", "É", "e\u0301", "мем", "梗图" * 40,
 names = st.lists(st.sampled_from(_PIECES), max_size=5).map("".join) | st.text(max_size=12)
 
 
-def assert_legal(name: str) -> None:
-    """By what Python itself knows of Windows, and by the limits of Linux and macOS."""
+def assert_portable(name: str) -> None:
+    """Check a name by Python's rules for Windows and by the limits of Linux and macOS."""
     if sys.version_info >= (3, 13):
         assert not ntpath.isreserved(name)
     else:
@@ -44,62 +44,62 @@ def assert_legal(name: str) -> None:
 @example("nul .txt")
 @example("con" + " " * 300 + "x")
 @given(names.filter(lambda name: "\0" not in name))
-def test_a_made_name_is_legal_and_stays_as_it_is(name: str) -> None:
-    made = portable_name(name)
-    assert_legal(made)
-    assert portable_name(made) == made
+def test_portable_name_is_allowed_everywhere_and_stable(name: str) -> None:
+    portable = portable_name(name)
+    assert_portable(portable)
+    assert portable_name(portable) == portable
 
 
 @settings(max_examples=40)
 @given(names)
-def test_long_names_that_differ_at_their_ends_stay_different(name: str) -> None:
-    made = {short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
-    assert len(made) == 4
-    assert sum(part.endswith("-published") for part in made) == 2
-    assert all(short_portable_name(part) == part for part in made), "none is cut again"
+def test_long_names_with_different_ends_stay_different(name: str) -> None:
+    short_names = {short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
+    assert len(short_names) == 4
+    assert sum(short.endswith("-published") for short in short_names) == 2
+    assert all(short_portable_name(short) == short for short in short_names), "a short name is not shortened again"
 
 
 @settings(max_examples=40)
 @given(names, names)
-def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, table: str) -> None:
-    # By such a prefix Windows takes paths of more than 260 characters, whatever its settings.
-    temp = "\\\\?\\" + gettempdir() if sys.platform == "win32" else None
-    with TemporaryDirectory(dir=temp) as folder:
+def test_names_of_prediction_files_are_portable(name: str, table: str) -> None:
+    # With this prefix Windows accepts paths of more than 260 characters regardless of its settings.
+    parent = "\\\\?\\" + gettempdir() if sys.platform == "win32" else None
+    with TemporaryDirectory(dir=parent) as folder:
         run = Run.create(Path(folder), name)
         with run.reserve_prediction_file(short_portable_name(f"memes-{table}")) as csv:
-            beside = (user_annotations_path(csv), metrics_file.metrics_path(csv), csv.with_suffix(".html"))
-            for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
+            related_files = (user_annotations_path(csv), metrics_file.metrics_path(csv), csv.with_suffix(".html"))
+            for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in related_files)):
                 path.touch()
         written = [*run.reports.iterdir(), run.path.parent, run.path]
-        assert len(written) == 6, "what reserved the name is gone"
+        assert len(written) == 6, "the file that reserved the name was removed"
         for path in written:
-            assert_legal(path.name)
+            assert_portable(path.name)
 
 
 @settings(max_examples=100)
 @given(names)
-def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
+def test_name_in_archive_is_portable_or_has_a_problem(name: str) -> None:
     try:
         safe = safe_name(name)
     except ValueError:
         return
     if find_name_problem(safe) is None:
         for part in safe.split("/"):
-            assert_legal(part)
+            assert_portable(part)
 
 
 @pytest.mark.parametrize("name", ["img/con.png", "img/COM¹.png", "img/nul .png", "img/" + "图" * 90 + ".png"])
-def test_a_dataset_with_an_image_that_not_every_system_takes_is_refused(user_dir: Path, name: str) -> None:
+def test_dataset_with_unportable_image_name_is_refused(user_dir: Path, name: str) -> None:
     files = dataset_files()
     files["hateful_memes/" + name] = b""
-    places = MmfPaths.resolve(user_dir / "data", user_dir / "save")
-    with pytest.raises(ArchiveError) as caught:
-        convert(hostile_archives.write_zip(user_dir / "a.zip", files), places)
-    assert name in str(caught.value)
-    assert read_tree(places.data_dir) == {}
+    mmf_paths = MmfPaths.resolve(user_dir / "data", user_dir / "save")
+    with pytest.raises(ArchiveError) as raised:
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
+    assert name in str(raised.value)
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_device_is_no_image_of_own_memes(user_dir: Path) -> None:
+def test_device_is_not_accepted_as_image_of_user_memes(user_dir: Path) -> None:
     table = user_dir / "memes.jsonl"
     table.write_bytes(jsonl([{"img": os.devnull, "text": "a"}]))  # NUL on Windows
     with pytest.raises(DatasetError, match=rf"1 of 1 images are missing: {os.devnull} \(line 1\)"):

@@ -1,3 +1,5 @@
+"""Folders of mmfw, portable names, and commands that run modules."""
+
 import os
 import subprocess
 import sys
@@ -9,11 +11,11 @@ from mmf_win.cli import main
 from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import MmfPaths, is_portable, make_portable, module_command, portable_name
 
-posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow such names")
 
 
 @pytest.mark.parametrize(
-    ("variables", "folder", "below"),
+    ("variables", "folder", "child"),
     [
         (["TORCH_HOME"], "data_dir", "mmf/data"),
         (["XDG_CACHE_HOME"], "cache_dir", "torch/mmf"),
@@ -22,17 +24,17 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
         (["MMF_SAVE_DIR"], "save_dir", "."),
     ],
 )
-def test_the_folders_are_resolved_as_mmf_resolves_them_and_an_option_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: list[str], folder: str, below: str
+def test_folders_come_from_options_or_the_variables_of_mmf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: list[str], folder: str, child: str
 ) -> None:
     for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert MmfPaths.resolve().save_dir == Path.cwd() / "save"
     for name in variables:
         monkeypatch.setenv(name, str(tmp_path))
-    assert getattr(MmfPaths.resolve(), folder) == tmp_path / below
-    places = MmfPaths.resolve(tmp_path / "a", tmp_path / "b")
-    assert (places.data_dir, places.save_dir) == (tmp_path / "a", tmp_path / "b")
+    assert getattr(MmfPaths.resolve(), folder) == tmp_path / child
+    mmf_paths = MmfPaths.resolve(tmp_path / "a", tmp_path / "b")
+    assert (mmf_paths.data_dir, mmf_paths.save_dir) == (tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -46,14 +48,14 @@ def test_the_folders_are_resolved_as_mmf_resolves_them_and_an_option_wins(
         ("Память 中文.csv", "Память 中文.csv"),
     ],
 )
-def test_portable_names(name: str, portable: str) -> None:
+def test_portable_name_has_no_reserved_characters_or_names(name: str, portable: str) -> None:
     assert portable_name(name) == portable
     assert is_portable(portable)
     assert is_portable(name) == (name == portable)
 
 
 @posix_only
-def test_reports_with_colons_are_renamed_with_their_folders(tmp_path: Path) -> None:
+def test_fix_names_renames_reports_and_folders_with_colons(tmp_path: Path) -> None:
     folder = tmp_path / "logs_10:20" / "reports"
     folder.mkdir(parents=True)
     (folder / "test_10:20:30.csv").write_text("id,proba,label\n", encoding="utf-8")
@@ -64,7 +66,7 @@ def test_reports_with_colons_are_renamed_with_their_folders(tmp_path: Path) -> N
 
 
 @posix_only
-def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
+def test_no_file_is_renamed_if_a_new_name_exists(tmp_path: Path) -> None:
     for name in ("a:b", "c:d", "c-d"):
         (tmp_path / name).touch()
     with pytest.raises(DataError, match="cannot be renamed to c-d"):
@@ -72,25 +74,23 @@ def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]
 
 
-@pytest.mark.parametrize("safe", ["", "1"])
-def test_files_in_the_current_folder_do_not_stand_in_for_libraries_and_those_of_pythonpath_are_found(
-    tmp_path: Path, safe: str
-) -> None:
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_module_command_ignores_current_folder_and_uses_pythonpath(tmp_path: Path, safe_path: str) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)", encoding="utf-8")
     (tmp_path / "runpy.py").write_text("raise SystemExit(9)", encoding="utf-8")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "used.py").write_text("import json, sys; print(*sys.argv[1:])", encoding="utf-8")
-    environment = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path / "own")}
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "used.py").write_text("import json, sys; print(*sys.argv[1:])", encoding="utf-8")
+    environment = {**os.environ, "PYTHONSAFEPATH": safe_path, "PYTHONPATH": str(tmp_path / "modules")}
     command = module_command("used", "--compact", "a b")
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "--compact a b\n")
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (0, "--compact a b\n")
 
 
-def test_images_lie_in_the_cache_unless_they_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = MmfPaths(tmp_path, tmp_path, tmp_path)
-    assert places.image_cache_dir == tmp_path / "mmfw-images"
+def test_image_cache_is_a_folder_or_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mmf_paths = MmfPaths(tmp_path, tmp_path, tmp_path)
+    assert mmf_paths.image_cache_dir == tmp_path / "mmfw-images"
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
-    assert places.image_cache_dir is None
+    assert mmf_paths.image_cache_dir is None
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "of")
     with pytest.raises(UsageError, match="MMFW_IMAGE_CACHE=of: "):
-        _ = places.image_cache_dir
+        _ = mmf_paths.image_cache_dir

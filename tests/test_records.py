@@ -1,4 +1,4 @@
-"""Records that are read as a type: JSON of earlier and later versions, and what is refused."""
+"""Reading of records as a type: JSON of earlier and later versions, and invalid records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Record:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def test_a_record_is_read_with_its_parts(tmp_path: Path) -> None:
+def test_record_is_read_with_nested_records(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_json(path, {"name": "猫", "share": 1, "part": {"rows": 3}, "names": ["a"], "counts": {"b": 2}})
     assert read_record(path, Record) == Record("猫", 1.0, Part(3), ("a",), {"b": 2})
@@ -36,21 +36,21 @@ def test_fields_of_later_versions_are_ignored() -> None:
     assert decode_json(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record("a", part=Part())
 
 
-def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_json(path, {"name": "a\udcff.png"})
     assert read_record(path, Record) == Record("a\udcff.png")
 
 
-@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_is_none(word: str) -> None:
-    assert decode_json(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record("a", part=Part())
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_nan_and_infinity_become_none_or_an_error(constant: str) -> None:
+    assert decode_json(f'{{"name": "a", "part": {{"rows": {constant}}}}}'.encode(), Record) == Record("a", part=Part())
     with pytest.raises(ValueError, match=r"share"):
-        decode_json(f'{{"name": "a", "share": {word}}}'.encode(), Record)
+        decode_json(f'{{"name": "a", "share": {constant}}}'.encode(), Record)
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    ("values", "field_path"),
     [
         ({"name": 1}, "name"),
         ({"name": "a", "share": "much"}, "share"),
@@ -60,18 +60,18 @@ def test_what_is_no_number_is_none(word: str) -> None:
         ({"share": 1.0}, "name"),
     ],
 )
-def test_an_error_names_the_field(values: object, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_error_names_the_field(values: object, field_path: str) -> None:
+    with pytest.raises(ValueError, match=field_path):
         decode_json(json.dumps(values).encode(), Record)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b'{"name": "\xff"}', b"[" * 100_000])
-def test_what_is_no_record_is_a_value_error(data: bytes) -> None:
+def test_invalid_record_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_json(data, Record)
 
 
-def test_a_value_is_of_a_type() -> None:
+def test_has_type_checks_items_and_distinguishes_bool_from_int() -> None:
     assert has_type([0, "cpu"], list[int | str])
     assert not has_type([0.5], list[int | str])
     assert not has_type(True, int)

@@ -43,7 +43,7 @@ from mmf_win.scrub import make_scrubber, redact_urls
     ],
 )
 @pytest.mark.parametrize("write", [str, lambda line: json.dumps({"kind": "note", "words": [line]})])
-def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], line: str, kept: str) -> None:
+def test_secret_is_removed_and_surrounding_text_stays(write: Callable[[str], str], line: str, kept: str) -> None:
     scrubbed = make_scrubber([])(write(line))
     assert "hunter2" not in scrubbed
     assert kept in scrubbed
@@ -53,7 +53,7 @@ def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], l
 @pytest.mark.parametrize(
     "write", [str, repr, ascii, json.dumps, lambda text: quote(text, "", errors="surrogateescape")]
 )
-def test_the_values_of_secret_variables_go_however_they_are_written(secret: str, write: Callable[[str], str]) -> None:
+def test_values_of_secret_variables_are_removed_in_every_notation(secret: str, write: Callable[[str], str]) -> None:
     scrub = make_scrubber({"HF_TOKEN": secret, "MMF_DATA_DIR": "/data"}.items())
     for content in (write(secret), json.dumps(write(secret)), json.dumps(write(secret), ensure_ascii=False)):
         assert scrub(content).strip("\"'\\") == "<secret>"
@@ -70,12 +70,12 @@ def test_the_values_of_secret_variables_go_however_they_are_written(secret: str,
         "missing key: classifier.bias",
     ],
 )
-def test_what_only_resembles_a_secret_stays(line: str) -> None:
+def test_text_that_resembles_a_secret_stays(line: str) -> None:
     scrub = make_scrubber({"PWD": "/work/loss", "DB_PWD": "hunter2"}.items())
     assert scrub(f"hunter2 in /work/loss\n{line}") == f"<secret> in /work/loss\n{line}"
 
 
-def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
+def test_secret_may_start_with_another_and_short_values_are_kept() -> None:
     scrub = make_scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdef123", "C_TOKEN": "1"}.items())
     assert scrub("step 11 of 100: abcdef123") == "step 11 of 100: <secret>"
 
@@ -88,7 +88,7 @@ def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
         lambda text: f"file:///{quote(text, safe='/:')}",
     ],
 )
-def test_the_home_folder_and_the_user_go_in_every_spelling(
+def test_home_folder_and_user_name_are_removed_in_every_notation(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[str], str]
 ) -> None:
     home = user_dir / "naïve Иван 😂"
@@ -101,7 +101,7 @@ def test_the_home_folder_and_the_user_go_in_every_spelling(
     assert "/srv/<user>/y.py" in make_scrubber([])(write(f"/srv/{home.name}/y.py"))
 
 
-def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
+def test_scrubbed_json_is_valid_and_truncated_json_is_scrubbed() -> None:
     value = {"note": "--password hunter2", "token": "hunter2", "overrides": ["x.api_key=hunter2", "a=b"]}
     scrub = make_scrubber([])
     assert json.loads(scrub(json.dumps(value, indent=2))) == {
@@ -116,7 +116,7 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("url", "shown"),
     [
         ("https://me:pw@example.org/a.zip?sig=x", "https://<secret>@example.org/a.zip?<secret>"),
         ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
@@ -124,9 +124,9 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
         (r"C:\me@home\why", r"C:\me@home\why"),
         ("http://127.0.0.1:80/x@y/a.zip", "http://127.0.0.1:80/x@y/a.zip"),
         ("http://me:1/2@example.org", "http://<secret>@example.org"),
-        ("http://" * 300_000, "http://" * 300_000),  # hours, if every start were followed to the end
+        ("http://" * 300_000, "http://" * 300_000),  # takes hours if the time is quadratic
     ],
     ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
 )
-def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
-    assert redact_urls(f"{address} is there") == f"{shown} is there"
+def test_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redact_urls(f"{url} exists") == f"{shown} exists"

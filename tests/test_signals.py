@@ -1,4 +1,4 @@
-"""Counting of signals, with a clock of the tests, and their recipients."""
+"""Counting of stop signals with a fake clock, and blocking of signals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such 
         ([("SIGTERM", 0), ("SIGINT", 30), ("SIGINT", 31)], 2),
     ],
 )
-def test_only_a_second_ctrl_c_after_a_second_is_more_than_one_request(
+def test_ctrl_c_counts_again_only_after_one_second(
     monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, float]], count: int
 ) -> None:
     requests = StopRequests()
@@ -39,7 +39,7 @@ def test_only_a_second_ctrl_c_after_a_second_is_more_than_one_request(
 
 
 @posix
-def test_the_signals_of_closed_terminals_and_schedulers_are_one_request() -> None:
+def test_signals_of_terminals_and_schedulers_are_one_request() -> None:
     requests = StopRequests()
     for name in ("SIGHUP", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"):
         requests.add(getattr(signal, name))
@@ -47,9 +47,9 @@ def test_the_signals_of_closed_terminals_and_schedulers_are_one_request() -> Non
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_that_was_ignored_from_the_start_is_not_heard(number: signal.Signals) -> None:
+def test_signal_ignored_from_the_start_is_not_handled(number: signal.Signals) -> None:
     assert number in active_stop_signals()
-    before = signal.signal(number, signal.SIG_IGN)  # as nohup does, or the job of a cluster
+    before = signal.signal(number, signal.SIG_IGN)  # like nohup or a batch job
     try:
         assert number not in active_stop_signals()
     finally:
@@ -58,9 +58,9 @@ def test_a_signal_that_was_ignored_from_the_start_is_not_heard(number: signal.Si
 
 @posix
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_process_that_is_started_while_signals_are_blocked_survives_them(number: signal.Signals) -> None:
+def test_process_started_while_signals_are_blocked_survives_them(number: signal.Signals) -> None:
     with block_stop_signals():
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.send_signal(number)
     assert child.communicate(b"alive") == (b"alive", None) and child.returncode == 0
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "this process gets them again"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the signals of this process are unblocked again"

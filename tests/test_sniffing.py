@@ -33,7 +33,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         (b"Rar!\x1a\x07\x01\0", "a RAR archive"),
     ],
 )
-def test_what_is_no_data_is_recognized(head: bytes, kind: str) -> None:
+def test_wrong_type_of_file_is_recognized(head: bytes, kind: str) -> None:
     substitute = recognize_substitute(head)
     assert substitute is not None and substitute[0] == kind and substitute[1]
 
@@ -50,17 +50,17 @@ def test_what_is_no_data_is_recognized(head: bytes, kind: str) -> None:
         b"\0" * 512,
     ],
 )
-def test_other_files_are_not(head: bytes) -> None:
+def test_other_files_are_not_reported(head: bytes) -> None:
     assert recognize_substitute(head) is None
 
 
 @pytest.mark.parametrize("hint", [UNPACK_HINT, UNPACK_TWICE_HINT, UNPACK_HINT.with_command("mmfw features extract")])
-def test_a_copy_of_a_hint_is_the_same_hint(hint: CommandHint) -> None:
+def test_copy_of_hint_equals_the_hint(hint: CommandHint) -> None:
     copies = [copy.copy(hint), copy.deepcopy(hint), *(pickle.loads(pickle.dumps(hint, n)) for n in range(6))]
     assert {*copies} == {hint}
-    assert {each.with_command("mmfw convert") for each in copies} == {hint.with_command("mmfw convert")}
+    assert {copied.with_command("mmfw convert") for copied in copies} == {hint.with_command("mmfw convert")}
 
 
-def test_an_exit_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:
+def test_outcome_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:
     AttemptOutcome("data", "x.rar: a RAR archive", UNPACK_HINT).save(tmp_path / "exit.json")
     assert AttemptOutcome.load(tmp_path / "exit.json") == AttemptOutcome("data", "x.rar: a RAR archive", UNPACK_HINT)

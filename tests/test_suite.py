@@ -1,4 +1,4 @@
-"""The suite itself: what a run of pytest does before its tests."""
+"""Behaviour of the test suite: signals, imports, collected messages and shared servers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[1]
 
 
 # Two tests: one interrupts itself, the other gives a signal to itself and to a child.
-_SIGNALLED = """
+_SIGNAL_TESTS_CODE = """
 import os, pytest, signal, subprocess, sys
 
-def test_an_interrupt():
+def test_interrupt():
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-        signal.sigtimedwait([signal.SIGUSR1], 0)  # where a pending signal is looked at
+        signal.sigtimedwait([signal.SIGUSR1], 0)  # handles a pending signal
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_another_signal(number):
+def test_other_signal(number):
     os.kill(os.getpid(), number)
     child = subprocess.run([sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
     assert child.returncode == -number
@@ -35,12 +35,12 @@ def test_another_signal(number):
 
 
 @requires_tool("sh", exists_on_windows=False)
-def test_a_run_started_with_signals_ignored_lets_tests_get_them(tmp_path: Path) -> None:
-    """Start a process as a background job of a script or with ``nohup``, which survives SIGHUP."""
-    (tmp_path / "test_signals.py").write_text(_SIGNALLED, "ascii")
-    pytest_words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
-    command = [sys.executable, "-m", "pytest", *pytest_words, f"--rootdir={tmp_path}", str(tmp_path)]
-    done = subprocess.run(
+def test_tests_receive_signals_that_were_ignored_at_start(tmp_path: Path) -> None:
+    """Scripts start background jobs with SIGINT ignored, and ``nohup`` starts a program with SIGHUP ignored."""
+    (tmp_path / "test_signals.py").write_text(_SIGNAL_TESTS_CODE, "ascii")
+    pytest_arguments = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
+    command = [sys.executable, "-m", "pytest", *pytest_arguments, f"--rootdir={tmp_path}", str(tmp_path)]
+    process = subprocess.run(
         ["sh", "-c", 'trap "" INT TERM HUP; exec "$@"', "sh", *command],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -49,24 +49,24 @@ def test_a_run_started_with_signals_ignored_lets_tests_get_them(tmp_path: Path) 
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    assert process.returncode == 0 and "3 passed" in process.stdout, process.stdout
 
 
-_LARGE = {"clearml", "pandas", "ray", "torch", "wandb"}
-_REPORTER = f"""
+_LARGE_PACKAGES = {"clearml", "pandas", "ray", "torch", "wandb"}
+_REPORTER_CODE = f"""
 import sys
 
 def pytest_sessionfinish():
-    print("imported:", *({_LARGE!r} & sys.modules.keys()))
+    print("imported:", *({_LARGE_PACKAGES!r} & sys.modules.keys()))
 """
 
 
 @pytest.mark.wide
-def test_collecting_the_suite_imports_no_large_package(tmp_path: Path) -> None:
-    """Whoever runs a few tests does not wait for packages that they do not use."""
-    (tmp_path / "reporter.py").write_text(_REPORTER, "ascii")
+def test_collection_imports_no_large_package(tmp_path: Path) -> None:
+    """A run of a few tests does not have to wait for packages that these tests do not use."""
+    (tmp_path / "reporter.py").write_text(_REPORTER_CODE, "ascii")
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "reporter"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "tests"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -75,36 +75,36 @@ def test_collecting_the_suite_imports_no_large_package(tmp_path: Path) -> None:
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    assert re.findall("^imported:(.*)$", done.stdout, re.MULTILINE) == [""]
+    assert process.returncode == 0, process.stdout
+    assert re.findall("^imported:(.*)$", process.stdout, re.MULTILINE) == [""]
 
 
-_PRINTING = """
+_MESSAGE_TEST_CODE = """
 import pytest
 
 @pytest.mark.parametrize("name", ["one", "other"])
-def test_a_mistake(mmfw, tmp_path, name):
+def test_error(mmfw, tmp_path, name):
     (tmp_path / name).touch()
     for _ in range(2):
         mmfw("doctor", "--report", tmp_path / name, code=2)
 """
 
 
-def test_the_messages_of_commands_are_collected_once_and_without_temporary_folders(tmp_path: Path) -> None:
-    (tmp_path / "test_messages.py").write_text(_PRINTING, "ascii")
+def test_messages_are_collected_once_without_temporary_folders(tmp_path: Path) -> None:
+    (tmp_path / "test_messages.py").write_text(_MESSAGE_TEST_CODE, "ascii")
     options = ("-q", "-n2", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
-    collected = tmp_path / "messages.txt"
-    done = subprocess.run(
+    message_file = tmp_path / "messages.txt"
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "MMFW_TEST_MESSAGES": str(collected)},
+        env={**os.environ, "MMFW_TEST_MESSAGES": str(message_file)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    messages = collected.read_text("utf-8").splitlines()
+    assert process.returncode == 0, process.stdout
+    messages = message_file.read_text("utf-8").splitlines()
     assert [message for message in messages if message.startswith("error:")] == [
         "error: TMP/one: already exists",
         "error: TMP/other: already exists",
@@ -112,7 +112,7 @@ def test_the_messages_of_commands_are_collected_once_and_without_temporary_folde
     assert len(messages) == len(set(messages)) > 2 and all(m.startswith(("error:", "hint:")) for m in messages)
 
 
-_USER = """
+_USER_CODE = """
 import fcntl, sys
 with open(sys.argv[1], "w") as file:
     fcntl.flock(file, fcntl.LOCK_SH)
@@ -122,12 +122,14 @@ with open(sys.argv[1], "w") as file:
 
 
 @requires_mlflow_server
-def test_a_shared_server_ends_with_the_last_of_its_users_even_if_it_is_killed(tmp_path: Path) -> None:
+def test_shared_server_ends_when_its_last_user_is_killed(tmp_path: Path) -> None:
     users, address = tmp_path / "users", tmp_path / "address"
     address.touch()
     with (
         subprocess.Popen(["sleep", "60"], start_new_session=True) as server,
-        subprocess.Popen([sys.executable, "-c", _USER, users], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user,
+        subprocess.Popen(
+            [sys.executable, "-c", _USER_CODE, users], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as user,
     ):
         assert user.stdout is not None and user.stdout.readline() == b"locked\n"
         kill_when_unused(server, users, address)

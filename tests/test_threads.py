@@ -1,4 +1,4 @@
-"""Threads that work for the one that started them."""
+"""Waiting for results of threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mmf_win.threads import wait_for_result
 
 
-def test_a_timeout_that_the_job_itself_has_raised_is_no_reason_to_wait() -> None:
+def test_timeout_error_raised_by_the_job_is_not_waited_for() -> None:
     future: Future[int] = Future()
     future.set_exception(TimeoutError("the drive does not answer"))
     with pytest.raises(TimeoutError, match="drive"):

@@ -1,4 +1,4 @@
-"""The default tests leave nothing out: each file, command, model and guarantee has one that is not wide."""
+"""Coverage of the default tests: each file, command, model and guarantee has a test that is not wide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmf_win.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
-# Why all tests of a file are wide.
+# Reasons why all tests of a file are wide.
 WIDE_FILES = {
     "endtoend/test_recorded_results.py": "other tests train the same models; compares last digits",
     "endtoend/test_tracking.py": "needs the extra mlflow",
@@ -31,7 +31,7 @@ WIDE_FILES = {
     "tracking/test_wandb.py": "needs the extra wandb",
 }
 _RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.run_for_exit_code")
-# The rows of the tables of docs/reliability.md, by their beginnings, and the items of "Checkpoints".
+# Default test of each guarantee in docs/reliability.md: beginnings of table rows and of items of "Checkpoints".
 GUARANTEES = {
     "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",
     "the file that `MMFW_STOP_FILE` names": "test_stop_file_interrupts_a_command",
@@ -39,11 +39,11 @@ GUARANTEES = {
     "several of these signals": "test_a_signal_that_comes_twice_is_one_request",
     "a signal that was ignored": "test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it",
     "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
-    "no progress for 30 seconds": ("test_second_ctrl_c_or_timeout_kills_the_process_tree"),
+    "no progress for 30 seconds": "test_second_ctrl_c_or_timeout_kills_the_process_tree",
     "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
-    "the worker, or one of several processes": ("test_other_processes_end_after_one_is_killed_and_run_resumes"),
-    "the worker has finished but does not exit": ("test_child_that_wrote_its_outcome_but_does_not_exit_is_killed"),
-    "the disk is too full for a checkpoint": ("test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact"),
+    "the worker, or one of several processes": "test_other_processes_end_after_one_is_killed_and_run_resumes",
+    "the worker has finished but does not exit": "test_child_that_wrote_its_outcome_but_does_not_exit_is_killed",
+    "the disk is too full for a checkpoint": "test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact",
     "a save is one write": "test_each_save_is_written_once_and_old_checkpoints_are_removed",
     "at any moment each name is the complete old file": (
         "test_run_killed_during_a_save_resumes_from_the_previous_save"
@@ -60,19 +60,19 @@ GUARANTEES = {
     "CUDA ran out in `mmfw predict`": "test_out_of_memory_in_validation_reduces_only_evaluation_batch",
     "the computer's memory ran out": "test_killed_data_loader_worker_leads_to_fewer_workers",
     "too many files were open": "test_outcome_of_errors",
-    "a disk, a quota or the size of a file": ("test_disk_that_fills_up_while_writing_leaves_only_the_old_file"),
+    "a disk, a quota or the size of a file": "test_disk_that_fills_up_while_writing_leaves_only_the_old_file",
     "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
     "a loss or a weight that is not a number": ("test_nan_loss_stops_run_before_it_reaches_weights"),
     "anything else": "test_each_outcome_has_its_exit_code_and_names_the_log",
 }
 
 
-class _Tests(ast.NodeVisitor):
-    """The tests of a file.
+class _TestFile(ast.NodeVisitor):
+    """Tests of a file, by their tier.
 
     Attributes:
-        default: those that run by default, each with the commands that it runs.
-        wide: the others.
+        default: Names of the tests that run by default, each with the commands that it runs.
+        wide: Names of the other tests.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,67 +88,69 @@ class _Tests(ast.NodeVisitor):
         self.visit(tree)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Sort a test by its marks; one with some wide parameters runs by default with the others."""
+        """Sort a test by its marks; a test with some wide parameters runs by default with the other parameters."""
         if not node.name.startswith("test_"):
             return
         if self._all_wide or "pytest.mark.wide" in map(ast.unparse, node.decorator_list):
             self.wide.add(node.name)
         else:
-            self.default[node.name] = set(_commands_in(node))
+            self.default[node.name] = set(_iter_commands(node))
 
 
-def _commands_in(test: ast.FunctionDef) -> Iterator[str]:
+def _iter_commands(test: ast.FunctionDef) -> Iterator[str]:
     """Yield the commands that a test runs by a fixture, such as ``train`` of ``mmfw("train", run)``."""
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in _RUNNERS:
-            texts = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
-            yield from (text.split()[0] for text in texts if isinstance(text, str))
+            strings = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
+            yield from (string.split()[0] for string in strings if isinstance(string, str))
 
 
 @cache
-def _tests() -> dict[str, _Tests]:
-    return {path.relative_to(ROOT / "tests").as_posix(): _Tests(path) for path in FILES}
+def _test_files() -> dict[str, _TestFile]:
+    return {path.relative_to(ROOT / "tests").as_posix(): _TestFile(path) for path in FILES}
 
 
-def test_a_file_has_default_tests_or_a_reason_why_not() -> None:
-    assert {name for name, tests in _tests().items() if tests.wide and not tests.default} == set(WIDE_FILES)
+def test_file_without_default_tests_is_listed_with_a_reason() -> None:
+    assert {name for name, tests in _test_files().items() if tests.wide and not tests.default} == set(WIDE_FILES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_has_a_default_test(command: str) -> None:
+def test_command_has_a_default_test(command: str) -> None:
     folders = ("commands/", "endtoend/", "demo/", "doctor/")
-    files = [tests for name, tests in _tests().items() if name.startswith(folders)]
+    files = [tests for name, tests in _test_files().items() if name.startswith(folders)]
     assert any(command in commands for tests in files for commands in tests.default.values())
 
 
-def _parameters(function: pytest.Function) -> Iterator[object]:
+def _iter_parameters(function: pytest.Function) -> Iterator[object]:
     for mark in function.pytestmark:  # type: ignore[attr-defined]
         if mark.name == "parametrize":
             yield from mark.args[1]
 
 
 @pytest.mark.torch
-def test_every_model_of_mmf_is_checked_by_default() -> None:
+def test_all_models_of_mmf_are_checked_by_default() -> None:
     from tests.endtoend.test_checking import test_models_of_mmf_have_no_problems
     from tests.worlds import tiny_mmf
 
-    assert set(_parameters(test_models_of_mmf_have_no_problems)) == set(tiny_mmf.recipes())
+    assert set(_iter_parameters(test_models_of_mmf_have_no_problems)) == set(tiny_mmf.recipes())
     assert "wide" not in {mark.name for mark in test_models_of_mmf_have_no_problems.pytestmark}
 
 
-def _promised() -> Iterator[str]:
+def _documented_guarantees() -> Iterator[str]:
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    for part in page.split("\n## ")[1:]:
-        if part.startswith(("How a run ends", "Out of memory")):
-            yield from re.findall(r"^\| (?!-|what happen)([^|]+?) \|", part, re.MULTILINE)
-        elif part.startswith(("Checkpoints", "What a resume")):
-            promised = part.partition("Not restored")[0]
-            yield from (" ".join(item.split()) for item in re.findall(r"^- (.+?)[;.,:]", promised, re.M | re.S))
+    for section in page.split("\n## ")[1:]:
+        if section.startswith(("How a run ends", "Out of memory")):
+            yield from re.findall(r"^\| (?!-|what happen)([^|]+?) \|", section, re.MULTILINE)
+        elif section.startswith(("Checkpoints", "What a resume")):
+            items = section.partition("Not restored")[0]
+            yield from (" ".join(item.split()) for item in re.findall(r"^- (.+?)[;.,:]", items, re.M | re.S))
 
 
-def test_each_guarantee_has_a_default_test() -> None:
-    default = {name for tests in _tests().values() for name in tests.default}
-    assert {promise: test for promise, test in GUARANTEES.items() if test not in default} == {}
-    promised = list(_promised())
-    assert [promise for promise in promised if not promise.startswith(tuple(GUARANTEES))] == []
-    assert [begun for begun in GUARANTEES if not any(promise.startswith(begun) for promise in promised)] == []
+def test_guarantees_have_a_default_test() -> None:
+    default = {name for tests in _test_files().values() for name in tests.default}
+    assert {guarantee: test for guarantee, test in GUARANTEES.items() if test not in default} == {}
+    guarantees = list(_documented_guarantees())
+    assert [guarantee for guarantee in guarantees if not guarantee.startswith(tuple(GUARANTEES))] == []
+    assert [
+        beginning for beginning in GUARANTEES if not any(guarantee.startswith(beginning) for guarantee in guarantees)
+    ] == []

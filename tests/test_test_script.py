@@ -1,4 +1,4 @@
-"""``scripts/test.py``: which tests it chooses, and how it ends; environments are faked."""
+"""Selection of tests by ``scripts/test.py``, and its end after Ctrl+C; environments are fake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.worlds.tools import load_script
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-_REPORTS_AT_ITS_END = """
+_REPORT_AFTER_INTERRUPT_CODE = """
 import signal, time
 try:
     print("up", flush=True)
@@ -23,7 +23,7 @@ except KeyboardInterrupt:
     time.sleep(1)  # longer than subprocess.run waits
     print("report")
 """
-_RUNS_A_PROGRAM = """
+_RUN_PROGRAM_CODE = """
 import signal, sys
 from _venv import Venv
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,21 +34,21 @@ Venv("unused", []).run_until_exit("python", sys.argv[1])
 
 @pytest.fixture
 def test_script() -> ModuleType:
-    """The module that is ``scripts/test.py``."""
+    """Return ``scripts/test.py`` as a module."""
     return load_script("test")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     ["--windows --lowest", "--no-torch --lowest", "--no-torch --mmf github", "--setup-only -x", "--only ruff -x"],
 )
-def test_options_that_would_be_dropped_are_refused(test_script: ModuleType, words: str) -> None:
+def test_conflicting_options_are_refused(test_script: ModuleType, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        test_script.main(words.split())
+        test_script.main(arguments.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "marks"),
+    ("arguments", "marks"),
     [
         ("", "(not wide)"),
         ("-m torch", "(not wide) and (torch)"),
@@ -57,10 +57,10 @@ def test_options_that_would_be_dropped_are_refused(test_script: ModuleType, word
         ("--all", None),
     ],
 )
-def test_the_tier_and_the_users_marks_choose_the_tests_of_a_fake_environment(
-    test_script: ModuleType, monkeypatch: pytest.MonkeyPatch, words: str, marks: str | None
+def test_tier_and_marks_select_tests_in_fake_environment(
+    test_script: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: str, marks: str | None
 ) -> None:
-    started: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
 
     class FakeVenv:
         path = Path(".venv-test")
@@ -75,24 +75,24 @@ def test_the_tier_and_the_users_marks_choose_the_tests_of_a_fake_environment(
             return subprocess.CompletedProcess("", 0, "")
 
         def run_until_exit(self, *command: str) -> int:
-            started.append(command)
+            commands.append(command)
             return 0
 
     monkeypatch.setattr(test_script, "Venv", FakeVenv)
     monkeypatch.setattr(test_script.shutil, "which", lambda _: None)
     monkeypatch.setattr(test_script.signal, "signal", lambda *_: None)
-    assert test_script.main([*words.split(), "--only", "pytest"]) == 0
-    [command] = started
-    given = command[command.index("-m", 2) + 1] if "-m" in command[2:] else None
-    assert given == marks
+    assert test_script.main([*arguments.split(), "--only", "pytest"]) == 0
+    [command] = commands
+    passed_marks = command[command.index("-m", 2) + 1] if "-m" in command[2:] else None
+    assert passed_marks == marks
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches a whole group")
-def test_after_ctrl_c_a_program_finishes_its_report(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send a signal to a process group")
+def test_program_finishes_its_report_after_ctrl_c(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(_REPORTS_AT_ITS_END, encoding="utf-8")
+    program.write_text(_REPORT_AFTER_INTERRUPT_CODE, encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, "-c", _RUNS_A_PROGRAM, str(program)],
+        [sys.executable, "-c", _RUN_PROGRAM_CODE, str(program)],
         env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -101,5 +101,5 @@ def test_after_ctrl_c_a_program_finishes_its_report(tmp_path: Path) -> None:
     ) as script:
         assert script.stdout is not None and script.stdout.readline() == "up\n"
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does
-        told, _ = script.communicate(timeout=60)
-    assert told == "report\n"
+        output, _ = script.communicate(timeout=60)
+    assert output == "report\n"
