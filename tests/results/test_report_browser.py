@@ -13,7 +13,7 @@ from tests.worlds import report_world
 from tests.worlds.browser import launch_browser, requires_browser
 from tests.worlds.tools import LazyModule
 
-pytestmark = [pytest.mark.wide, pytest.mark.torch, requires_browser(), report_world.requires_pages]
+pytestmark = [pytest.mark.wide, pytest.mark.torch, requires_browser(), report_world.requires_report_packages]
 pages = LazyModule("mmf_win.results.report.pages")
 
 PLOTS = (*("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"), *("speed", "memory"))

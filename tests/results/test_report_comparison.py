@@ -25,7 +25,7 @@ from tests.worlds.report_world import (
     attempt_events,
     make_sweep_runs,
     record_excluded_memes,
-    requires_pages,
+    requires_report_packages,
     visible_text,
     write_events,
 )
@@ -35,7 +35,7 @@ pages = LazyModule("mmf_win.results.report.pages")
 plots = LazyModule("mmf_win.results.report.plots")
 comparison = LazyModule("mmf_win.results.report.comparison")
 
-pytestmark = [pytest.mark.torch, requires_pages]
+pytestmark = [pytest.mark.torch, requires_report_packages]
 
 
 def entries(runs: list[Any]) -> list[Any]:

@@ -27,7 +27,7 @@ from tests.worlds.report_world import (
     ReportWorld,
     attempt_events,
     record_excluded_memes,
-    requires_pages,
+    requires_report_packages,
     visible_text,
     write_events,
 )
@@ -36,7 +36,7 @@ from tests.worlds.tools import LazyModule, requires_package
 pages = LazyModule("mmf_win.results.report.pages")
 sklearn = LazyModule("sklearn.metrics")
 
-pytestmark = [pytest.mark.torch, requires_pages, requires_package("sklearn")]
+pytestmark = [pytest.mark.torch, requires_report_packages, requires_package("sklearn")]
 
 
 def run_page(world: ReportWorld, **options: Any) -> str:

@@ -1,4 +1,4 @@
-"""Archives as other programs write them, and all that comes out of one."""
+"""Archives as other programs write them, and functions that unpack all files of an archive."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from mmf_win.archives.base import TargetChooser
 from tests.worlds.memes import Files, dataset_files, read_tree, tar_gz
 
 COPY_FILTERS = [{"id": py7zr.FILTER_COPY}]
-"""For :func:`write_7z`: nothing is compressed."""
+"""Filters for :func:`write_7z` that compress nothing."""
 
 DATASET_FILES: Files = {**dataset_files(), "hateful_memes/empty": b""}
 
 
 def choose_all(folder: Path) -> TargetChooser:
-    """Choose every member."""
+    """Return a chooser that extracts all members to ``folder``."""
     return lambda member: folder / member.name
 
 
 def choose_members(targets: Mapping[str, Path]) -> TargetChooser:
-    """Choose members by their names."""
+    """Return a chooser that extracts the members with these names to these targets."""
     return lambda member: targets.get(member.name)
 
 
 def unpack_all(path: Path, out: Path, password: str | None = None) -> Files:
-    """Everything in the archive, through disk."""
+    """Unpack an archive to ``out`` and return all its files."""
     archive = open_archive(path, None if password is None else lambda: password)
     archive.check_password()
-    done = list(archive.extract(choose_all(out)))
-    assert len(done) == len(read_tree(out))
+    extracted = list(archive.extract(choose_all(out)))
+    assert len(extracted) == len(read_tree(out))
     return read_tree(out)
 
 
 def write_7z(
     path: Path, files: Files, password: str | None = None, *, hide_names: bool = False, filters: Any = None
 ) -> Path:
-    """A solid 7z, packed by these filters of py7zr's or as it does by itself."""
+    """Write a solid 7z with these filters of py7zr, by default those that py7zr chooses."""
     options = {"filters": filters, "password": password, "header_encryption": hide_names}
     with py7zr.SevenZipFile(path, "w", **options) as archive:
         for name, content in files.items():
@@ -57,14 +57,17 @@ def write_7z(
 
 
 def write_tar(path: Path, files: Files, compression: str = "") -> Path:
-    """A tar, compressed or not."""
-    plain = gzip.decompress(tar_gz(files))
-    path.write_bytes(gzip.compress(plain) if compression else plain)
+    """Write a tar, compressed with gzip if ``compression`` is not empty."""
+    uncompressed = gzip.decompress(tar_gz(files))
+    path.write_bytes(gzip.compress(uncompressed) if compression else uncompressed)
     return path
 
 
 def write_aes_zip(path: Path, files: Files, password: str, *, version: int, strength: int = 3) -> Path:
-    """A zip of version AE-1, which keeps checksums, or AE-2; strengths 1, 2, 3 are 128, 192, 256 bits."""
+    """Write an AES-encrypted zip of version AE-1, which has checksums, or AE-2.
+
+    The strengths 1, 2 and 3 are 128, 192 and 256 bits.
+    """
     body, directory, random = b"", b"", Random(1)
     for name, content in files.items():
         data = encrypt_aes_member(content, password.encode(), strength, random)
@@ -81,7 +84,7 @@ def write_aes_zip(path: Path, files: Files, password: str, *, version: int, stre
 
 
 def encrypt_aes_member(content: bytes, password: bytes, strength: int, random: Random) -> bytes:
-    """A member's data: salt, check bytes, the deflated content encrypted, and its authentication code."""
+    """Return the data of a member: salt, check bytes, encrypted deflated content and authentication code."""
     deflate = zlib.compressobj(wbits=-15)
     packed = deflate.compress(content) + deflate.flush()
     size = 8 + 8 * strength

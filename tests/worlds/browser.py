@@ -1,4 +1,4 @@
-"""A real Chromium, where there is one."""
+"""Chromium, if it is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 _CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 _ARGUMENTS = [
-    "--no-sandbox",  # CI runs as root, where there is none
+    "--no-sandbox",  # CI runs as root, for which the sandbox does not work
     *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--no-first-run",
 ]
@@ -21,7 +21,7 @@ _REASON_SUFFIX = " on Windows, where the pages are not tested" if sys.platform =
 
 
 def requires_browser(*modules: str) -> pytest.MarkDecorator:
-    """Skips tests where there is no Chromium, or one of the modules is not installed."""
+    """Skip tests if Chromium, Playwright or one of the modules is not installed."""
     missing = [] if _CHROMIUM else ["chromium"]
     missing += [name for name in ("playwright", *modules) if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed{_REASON_SUFFIX}: {', '.join(missing)}")
@@ -29,12 +29,12 @@ def requires_browser(*modules: str) -> pytest.MarkDecorator:
 
 @contextmanager
 def launch_browser() -> Iterator[Any]:
-    """Playwright's browser, without a window and without a network of its own."""
+    """Yield Playwright's browser, without a window and without background network traffic."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
         try:
-            yield running
+            yield browser
         finally:
-            running.close()
+            browser.close()

@@ -1,7 +1,7 @@
-"""A stub of ClearML's API and file server, for what its real client asks of them; it keeps all in memory.
+"""In-memory stub of ClearML's API and file server, with the requests that the real client sends.
 
-Like the real server it keeps one point for each task, metric, variant and update, and refuses to change most
-of a task that has ended.
+Like the real server, it keeps one point for each task, metric, variant and update, and refuses most changes of a task
+that has ended.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _STATUS_BY_ACTION = {"completed": "completed", "stopped": "stopped", "failed": "
 
 
 class RequestRefusedError(Exception):
-    """An error that the server returns instead of an answer."""
+    """Error that the server returns instead of a result."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that leaves in the midst of something has its reasons."""
+        """Ignore clients that close their connection during a request."""
 
 
 class ClearMLStub:
-    """Both servers.
+    """API server and file server.
 
     Attributes:
-        api_url, files_url: their addresses.
-        projects, tasks, models: by their ids.
-        points: by task, metric, variant and update.
-        files: path → content.
-        requests: action and body of each request, in order.
-        refused_actions: actions that are answered by an error.
-        dropped_actions: actions whose connection is closed instead.
-        received_bytes: all that came, as it came.
+        api_url, files_url: URLs of the servers.
+        projects, tasks, models: Records by id.
+        points: Points by task, metric, variant and update.
+        files: Path → content.
+        requests: Action and body of each request, in order.
+        refused_actions: Actions that are answered by an error.
+        dropped_actions: Actions whose connection is closed without an answer.
+        received_bytes: Bodies of all API requests.
     """
 
     def __init__(self) -> None:
@@ -66,13 +66,13 @@ class ClearMLStub:
     @classmethod
     @contextmanager
     def serving(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
-        """One inside the ``with`` block, which the environment names; clearml keeps to ``folder``."""
+        """Yield a stub that runs inside the ``with`` block; the environment makes clearml use it and ``folder``."""
         stub = cls()
         folder.mkdir(exist_ok=True)
         (folder / "clearml.conf").write_bytes(b"")
-        told = {"API_HOST": stub.api_url, "FILES_HOST": stub.files_url, "WEB_HOST": "http://web.test"}
-        told |= {"API_ACCESS_KEY": "key", "API_SECRET_KEY": "secret", "CACHE_DIR": str(folder / "cache")}
-        for name, value in (told | {"CONFIG_FILE": str(folder / "clearml.conf")}).items():
+        variables = {"API_HOST": stub.api_url, "FILES_HOST": stub.files_url, "WEB_HOST": "http://web.test"}
+        variables |= {"API_ACCESS_KEY": "key", "API_SECRET_KEY": "secret", "CACHE_DIR": str(folder / "cache")}
+        for name, value in (variables | {"CONFIG_FILE": str(folder / "clearml.conf")}).items():
             monkeypatch.setenv(f"CLEARML_{name}", value)
         threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in stub._servers]
         for thread in threads:
@@ -85,84 +85,86 @@ class ClearMLStub:
                 thread.join()
 
     def stop_servers(self) -> None:
-        """Nothing answers any more."""
+        """Stop both servers."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
 
     def task(self, name: str = "") -> dict[str, Any]:
-        """The only task, or the one of a name."""
+        """Return the only task, or the task with this name."""
         [task] = [task for task in self.tasks.values() if not name or task["name"] == name]
         return task
 
     def series(self, metric: str, variant: str) -> list[tuple[int, int, float]]:
-        """Update, time in milliseconds and value of each point of a series."""
-        found = [event for (_, *of, _), event in self.points.items() if of == [metric, variant]]
-        return sorted((event["iter"], event["timestamp"], event["value"]) for event in found)
+        """Return update, time in milliseconds and value of each point of a series."""
+        events = [event for (_, *series, _), event in self.points.items() if series == [metric, variant]]
+        return sorted((event["iter"], event["timestamp"], event["value"]) for event in events)
 
     def hyperparameters(self, section: str) -> dict[str, str]:
         """Return the hyperparameters in a section of the only task."""
         return {name: param["value"] for name, param in self.task()["hyperparams"].get(section, {}).items()}
 
     def file_content(self, uri: str) -> bytes:
-        """The content at an address."""
+        """Return the content of the file with this URI."""
         return self.files[unquote(urlsplit(uri).path).strip("/")]
 
-    # What is asked of the API
+    # Actions of the API
 
     def _auth_login(self, **_: Any) -> Any:
-        def part(value: object) -> str:
+        def encode_part(value: object) -> str:
             return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
         exp = int(time.time()) + 10**6
-        told = {"exp": exp, "api_version": "2.31", "server_version": "2.0.0", "feature_set": "basic"}
-        return {"token": f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part(told)}.c2lnbmF0dXJl"}
+        payload = {"exp": exp, "api_version": "2.31", "server_version": "2.0.0", "feature_set": "basic"}
+        return {"token": f"{encode_part({'alg': 'HS256', 'typ': 'JWT'})}.{encode_part(payload)}.c2lnbmF0dXJl"}
 
     def _debug_ping(self, **_: Any) -> Any:
         return {"msg": "stub"}
 
-    def _projects_get_all(self, **what: Any) -> Any:
-        return {"projects": _filter_records(self.projects, what)}
+    def _projects_get_all(self, **fields: Any) -> Any:
+        return {"projects": _filter_records(self.projects, fields)}
 
-    def _projects_create(self, name: str, **what: Any) -> Any:
-        return {"id": _create_record(self.projects, name=name, **what)}
+    def _projects_create(self, name: str, **fields: Any) -> Any:
+        return {"id": _create_record(self.projects, name=name, **fields)}
 
     def _projects_get_by_id(self, project: str, **_: Any) -> Any:
         return {"project": self.projects[project]}
 
-    def _projects_update(self, project: str, **what: Any) -> Any:
-        self.projects[project].update(what)
+    def _projects_update(self, project: str, **fields: Any) -> Any:
+        self.projects[project].update(fields)
         return {"updated": 1}
 
-    def _tasks_get_all(self, **what: Any) -> Any:
-        return {"tasks": _filter_records(self.tasks, what)}
+    def _tasks_get_all(self, **fields: Any) -> Any:
+        return {"tasks": _filter_records(self.tasks, fields)}
 
     def _tasks_get_by_id(self, task: str, **_: Any) -> Any:
         if task not in self.tasks:
             raise RequestRefusedError(f"Invalid task id: {task}")
         return {"task": self.tasks[task]}
 
-    def _tasks_create(self, **what: Any) -> Any:
+    def _tasks_create(self, **fields: Any) -> Any:
         parts = ("hyperparams", "configuration", "output", "execution", "script", "runtime")
-        return {"id": _create_record(self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what))}
+        return {
+            "id": _create_record(self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | fields))
+        }
 
     def _require_changeable_task(self, task: str, *other_statuses: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._tasks_get_by_id(task)["task"]
-        if found["status"] not in ("created", *other_statuses):
-            raise RequestRefusedError(f"Invalid task status: expected=created, status={found['status']}")
-        return found
+        record: dict[str, Any] = self._tasks_get_by_id(task)["task"]
+        if record["status"] not in ("created", *other_statuses):
+            raise RequestRefusedError(f"Invalid task status: expected=created, status={record['status']}")
+        return record
 
     def _change_status(self, status: str, task: str, force: bool = False, **_: Any) -> Any:
-        """Start or end a task; unless forced, only one that is new can start, and only a started one end."""
-        found = self._tasks_get_by_id(task)["task"]
+        """Start or end a task; without force, only a new task can start and only a started task can end."""
+        record = self._tasks_get_by_id(task)["task"]
         expected = "created" if status == "in_progress" else "in_progress"
-        if not force and found["status"] != expected:
-            raise RequestRefusedError(f"Invalid task status: expected={expected}, status={found['status']}")
-        found["status"] = status
+        if not force and record["status"] != expected:
+            raise RequestRefusedError(f"Invalid task status: expected={expected}, status={record['status']}")
+        record["status"] = status
         return {"updated": 1}
 
-    def _tasks_edit(self, task: str, force: bool = False, **what: Any) -> Any:
-        self._require_changeable_task(task, *["in_progress"] * force).update(what)
+    def _tasks_edit(self, task: str, force: bool = False, **fields: Any) -> Any:
+        self._require_changeable_task(task, *["in_progress"] * force).update(fields)
         return {"updated": 1}
 
     def _tasks_edit_hyper_params(
@@ -172,57 +174,57 @@ class ClearMLStub:
         for param in hyperparams:
             sections.setdefault(param["section"], {})[param["name"]] = param
         if sections.keys() == {"properties"}:
-            force, there = True, self._tasks_get_by_id(task)["task"]
+            force, record = True, self._tasks_get_by_id(task)["task"]
         else:
-            there = self._require_changeable_task(task, *["in_progress"] * force)
+            record = self._require_changeable_task(task, *["in_progress"] * force)
         for section, params in sections.items():
-            old = {} if replace_hyperparams == "section" else there["hyperparams"].get(section, {})
-            there["hyperparams"][section] = old | params
+            old = {} if replace_hyperparams == "section" else record["hyperparams"].get(section, {})
+            record["hyperparams"][section] = old | params
         return {"updated": 1}
 
     def _tasks_add_or_update_artifacts(self, task: str, artifacts: Any, force: bool = False, **_: Any) -> Any:
-        there = self._require_changeable_task(task, *["in_progress"] * force).setdefault("execution", {})
-        new = {artifact["key"]: artifact for artifact in artifacts}
-        kept = [old for old in there.get("artifacts", []) if old["key"] not in new]
-        there["artifacts"] = [*kept, *new.values()]
+        execution = self._require_changeable_task(task, *["in_progress"] * force).setdefault("execution", {})
+        new_artifacts = {artifact["key"]: artifact for artifact in artifacts}
+        old_artifacts = [old for old in execution.get("artifacts", []) if old["key"] not in new_artifacts]
+        execution["artifacts"] = [*old_artifacts, *new_artifacts.values()]
         return {"updated": 1}
 
     def _tasks_add_or_update_model(self, task: str, name: str, model: str, type: str, **_: Any) -> Any:
-        there = self._require_changeable_task(task, "in_progress").setdefault("models", {}).setdefault(type, [])
-        there[:] = [*(old for old in there if old["name"] != name), {"name": name, "model": model}]
+        models = self._require_changeable_task(task, "in_progress").setdefault("models", {}).setdefault(type, [])
+        models[:] = [*(old for old in models if old["name"] != name), {"name": name, "model": model}]
         return {"updated": 1}
 
-    def _models_get_all(self, **what: Any) -> Any:
-        return {"models": _filter_records(self.models, what)}
+    def _models_get_all(self, **fields: Any) -> Any:
+        return {"models": _filter_records(self.models, fields)}
 
-    def _models_create(self, **what: Any) -> Any:
-        return {"id": _create_record(self.models, **what), "created": True}
+    def _models_create(self, **fields: Any) -> Any:
+        return {"id": _create_record(self.models, **fields), "created": True}
 
     def _events_add_batch(self, lines: list[dict[str, Any]]) -> Any:
-        unknown = [event for event in lines if event["task"] not in self.tasks]
+        rejected = [event for event in lines if event["task"] not in self.tasks]
         for event in lines:
             if event["type"] == "training_stats_scalar":
                 self.points[event["task"], event["metric"], event["variant"], event["iter"]] = event
-        told = {"Invalid task id": len(unknown)} if unknown else {}
-        return {"added": len(lines) - len(unknown), "errors": len(unknown), "errors_info": told}
+        errors = {"Invalid task id": len(rejected)} if rejected else {}
+        return {"added": len(lines) - len(rejected), "errors": len(rejected), "errors_info": errors}
 
     def _answer(self, action: str, body: bytes) -> tuple[int, Any]:
-        said = [json.loads(line) for line in body.splitlines() if line.strip()]
+        bodies = [json.loads(line) for line in body.splitlines() if line.strip()]
         with self._lock:
-            self.requests.append((action, said))
+            self.requests.append((action, bodies))
             self.received_bytes += body
             try:
                 if action in self.refused_actions:
-                    raise RequestRefusedError("this is refused")
+                    raise RequestRefusedError("refused by the test")
                 service, _, name = action.removesuffix("_ex").partition(".")
                 if service == "tasks" and name in _STATUS_BY_ACTION:
-                    data: Any = self._change_status(_STATUS_BY_ACTION[name], **said[0])
-                elif (how := getattr(self, f"_{service}_{name}", None)) is None:
+                    data: Any = self._change_status(_STATUS_BY_ACTION[name], **bodies[0])
+                elif (method := getattr(self, f"_{service}_{name}", None)) is None:
                     raise RequestRefusedError(f"the stub does not know {action}")
                 elif name.endswith("_batch"):
-                    data = how(said)
+                    data = method(bodies)
                 else:
-                    data = how(**said[0] if said else {})
+                    data = method(**bodies[0] if bodies else {})
             except RequestRefusedError as refusal:
                 return 400, {"meta": {"result_code": 400, "result_msg": str(refusal)}}
         return 200, {"meta": {"result_code": 200, "result_msg": "OK"}, "data": data}
@@ -237,8 +239,8 @@ class ClearMLStub:
                 if path.rpartition("/")[2] in outer.dropped_actions:
                     self.close_connection = True
                 elif kind == "api":
-                    status, told = outer._answer(path.rpartition("/")[2], body)
-                    self._send(status, json.dumps(told).encode(), "application/json")
+                    status, answer = outer._answer(path.rpartition("/")[2], body)
+                    self._send(status, json.dumps(answer).encode(), "application/json")
                 elif self.command == "POST":
                     head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
                     for part in message_from_bytes(head + body).get_payload():  # type: ignore[union-attr]
@@ -271,23 +273,23 @@ class ClearMLStub:
 
 
 def _create_record(records: Records, **fields: Any) -> str:
-    made = uuid4().hex
-    records[made] = {**fields, "id": made}
-    return made
+    record_id = uuid4().hex
+    records[record_id] = {**fields, "id": record_id}
+    return record_id
 
 
 def _filter_records(records: Records, query: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the items with these names, tags and so on."""
+    """Return the records that match a query by name, tags and other fields."""
 
     def has_value(record: dict[str, Any], name: str) -> bool:
-        wanted, there = query.get(name), record.get(name)
-        if not wanted:
+        expected, actual = query.get(name), record.get(name)
+        if not expected:
             return True
         if name == "name":
-            return re.search(wanted, str(there)) is not None
-        if isinstance(there, list):
-            return {word for word in wanted if not word.startswith(("__$", "-"))} <= {*there}
-        return there in wanted
+            return re.search(expected, str(actual)) is not None
+        if isinstance(actual, list):
+            return {word for word in expected if not word.startswith(("__$", "-"))} <= {*actual}
+        return actual in expected
 
     names = ("id", "name", "tags", "system_tags", "task", "uri", "project")
-    return [thing for thing in records.values() if all(has_value(thing, name) for name in names)]
+    return [record for record in records.values() if all(has_value(record, name) for name in names)]

@@ -1,4 +1,4 @@
-"""Processes that do the same at the same moment."""
+"""Processes that run the same function at the same time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _barrier: Any = None
 
 
 def run_concurrently(task: Callable[[Path], list[str]], folder: Path) -> list[str]:
-    """Run the processes at the same time and return their results.
+    """Run a function in several processes at the same time and return all results.
 
     Args:
-        task: a function of a module; it calls :func:`wait_at_barrier` where all must have come so far.
-        folder: its argument.
+        task: Module-level function; it calls :func:`wait_at_barrier` to wait until all processes are there.
+        folder: Argument of the function.
     """
     context = get_context("spawn")
-    meeting = context.Barrier(PROCESS_COUNT)
-    with ProcessPoolExecutor(PROCESS_COUNT, context, _set_barrier, (meeting,)) as pool:
-        rivals = [pool.submit(_run_task, task, folder) for _ in range(PROCESS_COUNT)]
-        return [name for rival in rivals for name in rival.result()]
+    barrier = context.Barrier(PROCESS_COUNT)
+    with ProcessPoolExecutor(PROCESS_COUNT, context, _set_barrier, (barrier,)) as pool:
+        futures = [pool.submit(_run_task, task, folder) for _ in range(PROCESS_COUNT)]
+        return [name for future in futures for name in future.result()]
 
 
 def wait_at_barrier() -> None:
-    """Wait for the others."""
+    """Wait until all processes have called this function."""
     _barrier.wait(timeout=120)
 
 
@@ -40,10 +40,10 @@ def _set_barrier(barrier: Any) -> None:
 
 def _run_task(task: Callable[[Path], list[str]], folder: Path) -> list[str]:
     try:
-        wait_at_barrier()  # so that each process has one of the tasks
+        wait_at_barrier()  # ensures that each process runs one task
         return task(folder)
     except BrokenBarrierError:
         raise
     except BaseException:
-        _barrier.abort()  # the others would wait for this one
+        _barrier.abort()  # otherwise the other processes would wait for this one
         raise

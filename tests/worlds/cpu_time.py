@@ -1,7 +1,7 @@
-"""Measures the CPU seconds of each test and prints them by folder.
+"""Pytest hooks that measure the CPU seconds of each test and print them by folder.
 
-Hooks for pytest, which tests/conftest.py imports. A test's time is that of its process, of the processes that
-it has waited for, and of the workers that tests/worlds/fork_server.py has forked for it.
+tests/conftest.py imports the hooks. The time of a test includes its process, the child processes that it has waited
+for, and the workers that tests/worlds/fork_server.py has forked for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 VARIABLE = "MMFW_TEST_CPU_TIMES"
-"""Names the file to which ``warm`` appends the CPU seconds of each worker, a line each."""
+"""Environment variable with the file to which the fork server appends the CPU seconds of each worker, one per line."""
 
 _PROPERTY = "CPU seconds"
 _START_KEY = pytest.StashKey[float]()
@@ -24,18 +24,18 @@ _seconds_by_folder: Counter[str] = Counter()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note when a test starts, fixtures included."""
+    """Record the CPU time before a test and its fixtures start."""
     item.stash[_START_KEY] = _cpu_seconds()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Put the time of a test into the report of its last phase, which xdist sends to the main process."""
+    """Add the time of a test to the report of its last phase, which xdist sends to the main process."""
     report = yield
     if call.when == "teardown":
-        spent = _cpu_seconds() - item.stash[_START_KEY] + _worker_cpu_seconds()
-        report.user_properties.append((_PROPERTY, spent))
+        cpu_seconds = _cpu_seconds() - item.stash[_START_KEY] + _worker_cpu_seconds()
+        report.user_properties.append((_PROPERTY, cpu_seconds))
     return report
 
 
@@ -51,8 +51,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the CPU seconds by folder."""
     if sum(_seconds_by_folder.values()) < 10:
         return
-    told = (f"{folder} {seconds:.0f}" for folder, seconds in _seconds_by_folder.most_common())
-    terminalreporter.write_line(f"CPU seconds: {sum(_seconds_by_folder.values()):.0f}; {', '.join(told)}")
+    times_by_folder = (f"{folder} {seconds:.0f}" for folder, seconds in _seconds_by_folder.most_common())
+    terminalreporter.write_line(f"CPU seconds: {sum(_seconds_by_folder.values()):.0f}; {', '.join(times_by_folder)}")
 
 
 def _cpu_seconds() -> float:
@@ -61,10 +61,10 @@ def _cpu_seconds() -> float:
 
 
 def _worker_cpu_seconds() -> float:
-    """Return the CPU time that forked workers have noted since the last call."""
+    """Return the CPU time that forked workers have recorded since the last call."""
     file = Path(os.environ.get(VARIABLE, ""))
     if not file.is_file():
         return 0
-    taken = file.replace(file.with_name("taken"))  # workers may append meanwhile
-    noted = taken.read_text(encoding="ascii").split()
-    return sum(map(float, noted))
+    renamed_file = file.replace(file.with_name("taken"))  # workers may append to a new file at the same time
+    lines = renamed_file.read_text(encoding="ascii").split()
+    return sum(map(float, lines))

@@ -1,4 +1,4 @@
-"""Commands that put files into place, killed at any step on the disk, and what may be read afterwards."""
+"""Commands that install files, killed before any file operation, and checks of the files that remain."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ main()
 
 @dataclass(frozen=True)
 class InstallCommand:
-    """A command that puts files into a folder."""
+    """Command that installs files in a folder."""
 
     arguments: tuple[str, ...]
-    rerun: Callable[[], object]  # does the same in this process
+    rerun: Callable[[], object]  # runs the command in this process
     mmf_paths: MmfPaths
     folder: Path
-    initial_data: Path | None  # the data folder as it is before
-    expected_files: Files  # what is in the folder afterwards
+    initial_data: Path | None  # content of the data folder before the command; None if there is none
+    expected_files: Files  # content of the folder after the command
 
     def reset(self) -> None:
-        """Make the data folder as it was before."""
+        """Restore the data folder to its state before the command."""
         shutil.rmtree(self.mmf_paths.data_dir, ignore_errors=True)
         if self.initial_data is not None:
             shutil.copytree(self.initial_data, self.mmf_paths.data_dir)
 
     def run(self, kill_step: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run the command in a process of its own, which is killed just before a step, counted from 1."""
-        words = [*self.arguments, "--data-dir", str(self.mmf_paths.data_dir)]
+        """Run the command in a new process, which is killed before a step; steps count from 1 and 0 is no kill."""
+        arguments = [*self.arguments, "--data-dir", str(self.mmf_paths.data_dir)]
         return subprocess.run(
-            [sys.executable, "-X", "utf8", "-c", _CHILD_PROGRAM, str(kill_step), *words],
+            [sys.executable, "-X", "utf8", "-c", _CHILD_PROGRAM, str(kill_step), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -74,62 +74,69 @@ class InstallCommand:
         )
 
     def installed_files(self) -> Files:
-        """Return what is in its place; staging folders, also those next to targets, are no part of it."""
-        there = read_tree(self.folder) if self.folder.is_dir() else {}
-        return {name: content for name, content in there.items() if not f"/{name}".count("/.")}
+        """Return the installed files without those in staging folders."""
+        files = read_tree(self.folder) if self.folder.is_dir() else {}
+        return {name: content for name, content in files.items() if not f"/{name}".count("/.")}
 
     def find_steps(self) -> tuple[int, list[int]]:
-        """Return the number of steps on the disk, and the steps that move files into place."""
+        """Return the number of steps, which are file operations, and the steps that move files to their targets."""
         self.reset()
-        done = self.run()
-        assert done.returncode == 0, done.stderr
-        steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
-        marks = [number for number, step in enumerate(steps, 1) if Path(step).name == "installing"]
-        begin, end = marks[0], marks[-1] + 2
-        moves = [number for number in range(begin, end) if "os.mkdir" not in steps[number - 1]]
+        result = self.run()
+        assert result.returncode == 0, result.stderr
+        steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
+        marker_steps = [number for number, step in enumerate(steps, 1) if Path(step).name == "installing"]
+        start, end = marker_steps[0], marker_steps[-1] + 2
+        moves = [number for number in range(start, end) if "os.mkdir" not in steps[number - 1]]
         return len(steps), moves
 
     def check_kill_at_step(self, kill_step: int) -> bool:
-        """Kill it before a step, and see what may be read and how that is mended; whether it was killed."""
+        """Kill the command before a step, check the remaining files, and check that they are repaired.
+
+        Returns:
+            Whether the command was killed; it has fewer steps otherwise.
+        """
         self.reset()
-        old = self.installed_files()
+        old_files = self.installed_files()
         if self.run(kill_step).returncode == 0:
             return False
-        unfinished = is_install_incomplete(self.folder)
-        left = self.installed_files()
+        is_incomplete = is_install_incomplete(self.folder)
+        files = self.installed_files()
         if self.folder == self.mmf_paths.dataset.root:
             try:
                 choose_splits(self.mmf_paths.dataset)
             except DatasetError as error:
-                # What a repair finds may be damaged, and still is before anything is moved.
-                none = "no Hateful Memes dataset" in str(error)
-                assert left in ({}, old) if none else unfinished or left == old
+                # A dataset that is to be repaired may be damaged, and stays unchanged until files are moved.
+                is_missing = "no Hateful Memes dataset" in str(error)
+                assert files in ({}, old_files) if is_missing else is_incomplete or files == old_files
             else:
-                assert not unfinished
+                assert not is_incomplete
         parts = ["dataset", "features"]
-        found = [finding for finding in verify_parts(parts, self.mmf_paths) if finding.folder == self.folder]
-        assert not unfinished or [finding.state for finding in found] == ["damaged"]
+        results = [result for result in verify_parts(parts, self.mmf_paths) if result.folder == self.folder]
+        assert not is_incomplete or [result.state for result in results] == ["damaged"]
         if kill_step % 2:
             repair_parts(parts, self.mmf_paths, (), Mirror())
-            assert self.installed_files() == self.expected_files if unfinished else left in (old, self.expected_files)
+            if is_incomplete:
+                assert self.installed_files() == self.expected_files
+            else:
+                assert files in (old_files, self.expected_files)
         self.rerun()
         assert self.installed_files() == self.expected_files
-        assert all(finding.is_usable for finding in verify_parts(parts, self.mmf_paths))
+        assert all(result.is_usable for result in verify_parts(parts, self.mmf_paths))
         assert not staging_folder(self.folder).exists()
         return True
 
 
 def make_install_commands(folder: Path) -> dict[str, InstallCommand]:
-    """A conversion where nothing is, one in the place of another set, a repair, and other region features."""
+    """Return a first conversion, a conversion that replaces a dataset, a repair, and a replacement of features."""
     release = hostile_archives.write_zip(folder / "release.zip", dataset_files())
-    first = hostile_archives.write_zip(folder / "first.zip", dataset_files(PHASE_1_SPLITS))
+    phase_1 = hostile_archives.write_zip(folder / "first.zip", dataset_files(PHASE_1_SPLITS))
     data = "detectron.lmdb/data.mdb"
     a, b = (hostile_archives.write_zip(folder / f"{n}.zip", {data: bytes([n] * 9)}) for n in (1, 2))
-    own = {"annotations/mine.jsonl": b"{}\n", "images/img/mine.png": b"x", "images/img/mine/1.png": b"y"}
+    user_files = {"annotations/mine.jsonl": b"{}\n", "images/img/mine.png": b"x", "images/img/mine/1.png": b"y"}
 
     def convert_first(mmf_paths: MmfPaths) -> None:
-        convert(first, mmf_paths)
-        write_tree(own, mmf_paths.dataset.root)
+        convert(phase_1, mmf_paths)
+        write_tree(user_files, mmf_paths.dataset.root)
 
     def damage(mmf_paths: MmfPaths) -> None:
         convert(release, mmf_paths)
@@ -143,24 +150,26 @@ def make_install_commands(folder: Path) -> dict[str, InstallCommand]:
         expected_files: Files,
         *arguments: object,
     ) -> InstallCommand:
-        places = MmfPaths.resolve(folder / name, folder / "save")
-        prepared = None
+        mmf_paths = MmfPaths.resolve(folder / name, folder / "save")
+        initial_data = None
         if prepare is not None:
-            prepare(places)
-            prepared = places.data_dir.rename(folder / f"{name} before")
-        target = places.dataset.features if "features" in arguments else places.dataset.root
+            prepare(mmf_paths)
+            initial_data = mmf_paths.data_dir.rename(folder / f"{name} before")
+        target = mmf_paths.dataset.features if "features" in arguments else mmf_paths.dataset.root
         return InstallCommand(
-            tuple(map(str, arguments)), partial(rerun, places), places, target, prepared, expected_files
+            tuple(map(str, arguments)), partial(rerun, mmf_paths), mmf_paths, target, initial_data, expected_files
         )
 
-    new, of_b = mmf_layout(dataset_files()), {data: bytes([2] * 9)}
-    again, forced = partial(convert, release), partial(convert, release, force=True)
+    release_files, features_b = mmf_layout(dataset_files()), {data: bytes([2] * 9)}
+    convert_release, force_release = partial(convert, release), partial(convert, release, force=True)
     extract_a = partial(extract_features, a, version=None)
     extract_b = partial(extract_features, b, version=None, force=True)
-    words, extracting = ("convert", "--zip", release), ("features", "extract", b, "--force")
+    convert_arguments, extract_arguments = ("convert", "--zip", release), ("features", "extract", b, "--force")
     return {
-        "fresh": make_command("fresh", None, again, new, *words),
-        "force": make_command("force", convert_first, forced, new | own, *words, "--force"),
-        "repair": make_command("repair", damage, again, new, "repair", "dataset"),
-        "features": make_command("features", extract_a, extract_b, of_b, *extracting),
+        "fresh": make_command("fresh", None, convert_release, release_files, *convert_arguments),
+        "force": make_command(
+            "force", convert_first, force_release, release_files | user_files, *convert_arguments, "--force"
+        ),
+        "repair": make_command("repair", damage, convert_release, release_files, "repair", "dataset"),
+        "features": make_command("features", extract_a, extract_b, features_b, *extract_arguments),
     }

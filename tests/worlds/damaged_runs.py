@@ -1,4 +1,4 @@
-"""Every command that reads runs, on two runs of which one has a damaged file."""
+"""Commands that read runs, run on two runs, one of which has a damaged file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmf_win.runs.folder import Run
 from tests.worlds import report_world
 from tests.worlds.torch_files import write_checkpoint
 
-# What takes the place of a value somewhere in a JSON file.
+# Replacements for values in JSON files.
 _BAD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 10**40, 1.5, float("nan"), float("inf"), -float("inf"), 1e300, "", "text",
     "\ud800", "\x1b[2J\0",
@@ -29,7 +29,7 @@ _REPORT_FILES = ("metrics.json", "events.jsonl", "request.json", ".csv", "exit.j
 
 
 class DamagedRuns:
-    """Two runs that have one of everything, in an empty folder, to be damaged again and again."""
+    """Two runs with files of all kinds, of which copies are damaged repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self._intact, self._copy, self._missing_folder = (folder / "intact", folder / "copy", folder / "nothing")
@@ -38,14 +38,18 @@ class DamagedRuns:
         self._names = sorted(path.relative_to(self._intact) for path in files)
 
     def find_failures(self, random: Random, *, with_reports: bool) -> list[str]:
-        """Damage a file at random; what then was neither well nor one clear error.
+        """Damage a random file of the first run and return the failures of all commands.
 
-        Making ``reports`` takes seconds and the extra `report`.
+        A failure is neither success nor one clear error.
+
+        Args:
+            random: Random numbers.
+            with_reports: Also run `mmfw report`, which takes seconds and needs the extra `report`.
         """
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
         file = random.choice(self._names)
-        told = damage_file(self._copy / file, random)
+        damage = damage_file(self._copy / file, random)
         first, second = self._first.id, self._second.id
         data = ["--data-dir", str(self._missing_folder)]
         listing = ["runs", "--format", "csv"]
@@ -63,21 +67,21 @@ class DamagedRuns:
         ]
         if with_reports and file.name.endswith(_REPORT_FILES):
             commands += [["report", first, "--no-images"], ["report", first, second]]
-        wrong = []
-        for words in (*commands, ["runs", "rm", first, "--yes"]):
-            code, output, errors = run_command([*words, "--save-dir", str(self._copy / "save")])
-            is_well = code in (0, 2, 3) and errors.count("error:") == (code != 0)
-            if words == listing:
+        failures = []
+        for arguments in (*commands, ["runs", "rm", first, "--yes"]):
+            code, output, errors = run_command([*arguments, "--save-dir", str(self._copy / "save")])
+            is_handled = code in (0, 2, 3) and errors.count("error:") == (code != 0)
+            if arguments == listing:
                 listed = {line["id"]: line for line in csv.DictReader(io.StringIO(output))}
-                is_well &= code == 0 and listed[second]["state"] == "done"
-                is_well &= first in listed or (file.name, told) == ("request.json", "gone")
-            if not is_well:
-                wrong.append(f"{file.name}: {told}: {' '.join(words)}: {code}\n{errors[-1500:]}")
-        return wrong
+                is_handled &= code == 0 and listed[second]["state"] == "done"
+                is_handled &= first in listed or (file.name, damage) == ("request.json", "removed")
+            if not is_handled:
+                failures.append(f"{file.name}: {damage}: {' '.join(arguments)}: {code}\n{errors[-1500:]}")
+        return failures
 
 
 def run_command(arguments: list[str]) -> tuple[int, str, str]:
-    """Run a command and return its exit code, its result and its other output."""
+    """Run a command and return its exit code, stdout and stderr."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         code = main(arguments)
@@ -106,11 +110,11 @@ def _make_runs(folder: Path) -> tuple[Run, Run]:
 
 
 def damage_file(file: Path, random: Random) -> str:
-    """Damage a file, and say how."""
+    """Damage a file and return the kind of damage."""
     content = file.read_bytes()
     kinds = {
         "empty": lambda: b"",
-        "cut": lambda: content[: random.randrange(max(1, len(content)))],
+        "truncated": lambda: content[: random.randrange(max(1, len(content)))],
         "zeros": lambda: bytes(len(content)),
         "a byte": lambda: _change_byte(content, random),
         "not UTF-8": lambda: b"\xff\xfe" + content,
@@ -123,8 +127,8 @@ def damage_file(file: Path, random: Random) -> str:
     if file.suffix in (".json", ".jsonl"):
         for _ in range(2 * len(kinds)):
             kinds[f"values {len(kinds)}"] = lambda: _change_json_values(content, random)
-    kind = random.choice([*kinds, "folder", "gone"])
-    if kind in ("folder", "gone"):
+    kind = random.choice([*kinds, "folder", "removed"])
+    if kind in ("folder", "removed"):
         file.unlink()
         if kind == "folder":
             file.mkdir()
@@ -134,12 +138,12 @@ def damage_file(file: Path, random: Random) -> str:
 
 
 def _change_byte(content: bytes, random: Random) -> bytes:
-    place = random.randrange(max(1, len(content)))
-    return content[:place] + bytes([random.randrange(256)]) + content[place + 1 :]
+    offset = random.randrange(max(1, len(content)))
+    return content[:offset] + bytes([random.randrange(256)]) + content[offset + 1 :]
 
 
 def _change_json_values(content: bytes, random: Random) -> bytes:
-    """JSON, or lines of it, with one to three values replaced or left out."""
+    """Replace or remove one to three values of a JSON document or of JSON lines."""
     lines = content.splitlines() if content.count(b"\n{") else [content]
     values = [json.loads(line) for line in lines]
     for _ in range(random.randint(1, 3)):
@@ -150,14 +154,14 @@ def _change_json_values(content: bytes, random: Random) -> bytes:
 
 
 def _change_nested_value(value: Any, random: Random) -> None:
-    places = list(_iter_containers(value))
-    if not places:
+    locations = list(_iter_containers(value))
+    if not locations:
         return
-    holder, key = random.choice(places)
+    container, key = random.choice(locations)
     if random.random() < 0.15:
-        del holder[key]
+        del container[key]
     else:
-        holder[key] = deepcopy(random.choice(_BAD_VALUES))
+        container[key] = deepcopy(random.choice(_BAD_VALUES))
 
 
 def _iter_containers(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Every command that reads sweeps, on one of two tasks of which one has a damaged file."""
+"""Commands that read sweeps, run on a sweep of two tasks in which one file is damaged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.worlds.memes import read_tree
 from tests.worlds.small_sweeps import make_specification, write_ended_task, write_finished_run
 
 _SPECIFICATION = "template: {train: 'mmfw train demo --seed {seed}'}\n---\nseed: [1, 2]\n"
-# What names in its files may lead to.
+# Inserted into files: a name in a file must not lead to a file outside the sweep.
 _OUTSIDE_PATHS = (b"../../../victim", b"/victim", b"..", b"C:\\victim", b"%")
 
 
 class DamagedSweeps:
-    """A sweep of two trainings, and a file of the user's beside it, to be damaged again and again."""
+    """Sweep of two runs, and a user file outside it, of which copies are damaged repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self._intact, self._copy = folder / "intact", folder / "copy"
@@ -33,20 +33,23 @@ class DamagedSweeps:
         self._names = [path.relative_to(self._intact) for path in files]
 
     def find_failures(self, random: Random) -> list[str]:
-        """Damage a file at random; what then was neither well nor one clear error, or changed others."""
+        """Damage a random file of the sweep and return the failures of all commands.
+
+        A failure is neither success nor one clear error, or it has changed a file outside the sweep.
+        """
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
         name = random.choice(self._names)
         file = self._copy / name
-        told = damage_file(file, random)
+        damage = damage_file(file, random)
         if file.is_file() and random.random() < 0.3:
             content = file.read_bytes()
-            place = random.randrange(len(content) + 1)
-            file.write_bytes(content[:place] + random.choice(_OUTSIDE_PATHS) + content[place:])
-            told += " and another path"
+            offset = random.randrange(len(content) + 1)
+            file.write_bytes(content[:offset] + random.choice(_OUTSIDE_PATHS) + content[offset:])
+            damage += " and another path"
         sweep = str(self._copy / "save/sweeps/s")
-        wrong = []
-        for words in (
+        failures = []
+        for arguments in (
             ["sweep", "status", sweep],
             ["sweep", "status", sweep, "--json"],
             ["sweep", "table", sweep],
@@ -58,10 +61,10 @@ class DamagedSweeps:
             ["predict", "--best-of", "s", "--no-report", "--data-dir", str(self._copy / "nothing")],
             ["sweep", "rm", "s", "--yes"],
         ):
-            save = [] if words[:2] == ["sweep", "run"] else ["--save-dir", str(self._copy / "save")]
-            code, _, errors = run_command([*words, *save])
+            save_options = [] if arguments[:2] == ["sweep", "run"] else ["--save-dir", str(self._copy / "save")]
+            code, _, errors = run_command([*arguments, *save_options])
             if code not in (0, 2, 3) or errors.count("error:") != (code != 0):
-                wrong.append(f"{name}: {told}: {' '.join(words)}: {code}\n{errors[-1500:]}")
+                failures.append(f"{name}: {damage}: {' '.join(arguments)}: {code}\n{errors[-1500:]}")
         if read_tree(self._copy / "victim") != {"mine.txt": b"mine"}:
-            wrong.append(f"{name}: {told}: a file outside the sweep is gone")
-        return wrong
+            failures.append(f"{name}: {damage}: a file outside the sweep has changed")
+        return failures

@@ -1,4 +1,4 @@
-"""The events of a run, written as an attempt writes them."""
+"""Events of a run, written as an attempt writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmf_win.protocol.attempt import TrainTask
 
 
 class EventLog:
-    """The ``events.jsonl`` of a run, as the attempt of a name writes to it."""
+    """Log ``events.jsonl`` of a run, to which one attempt writes."""
 
     def __init__(self, path: Path, attempt: str) -> None:
         self._attempt = AttemptRequest(TrainTask(), "mmbt", "mmf", str(path.with_name("attempts") / attempt))

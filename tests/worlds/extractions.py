@@ -1,4 +1,4 @@
-"""Files that an extraction writes, in order."""
+"""Callbacks for the files that an extraction writes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from mmf_win.archives import Archive, ExtractedFile
 
 
 def on_each_written_file(monkeypatch: pytest.MonkeyPatch, callback: Callable[[ExtractedFile], None]) -> None:
-    """Call ``see`` for each file that an extraction has written, before that goes on."""
+    """Call ``callback`` for each file that an extraction has written, before the next file is written."""
     extract = Archive.extract
 
     def extract_and_report(*arguments: Any) -> Iterator[ExtractedFile]:
-        with closing(extract(*arguments)) as written:
-            for done in written:
-                callback(done)
-                yield done
+        with closing(extract(*arguments)) as files:
+            for file in files:
+                callback(file)
+                yield file
 
     monkeypatch.setattr(Archive, "extract", extract_and_report)
 
 
 def record_written_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are written from now on."""
+    """Return a list to which the names of the files that extractions write from now on are appended."""
     names: list[str] = []
-    on_each_written_file(monkeypatch, lambda done: names.append(done.target.name))
+    on_each_written_file(monkeypatch, lambda file: names.append(file.target.name))
     return names
 
 
 def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl+C when so many files, and one more, are complete."""
-    left = [count]
+    """Raise KeyboardInterrupt when ``count`` files and one more are complete."""
+    remaining = [count]
 
     def interrupt(_: ExtractedFile) -> None:
-        if not left[0]:
+        if not remaining[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        remaining[0] -= 1
 
     on_each_written_file(monkeypatch, interrupt)

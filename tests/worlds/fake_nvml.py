@@ -1,4 +1,4 @@
-"""NVML with two GPUs, faked: no machine of the tests has one."""
+"""Fake NVML with two GPUs, because the machines that run the tests have none."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 SHARED_GPU = "GPU-shared"
-"""A GPU that has no memory of its own."""
+"""UUID of a GPU without dedicated memory, for which NVML reports no memory."""
 
 
 class FakeNvml:
-    """The part of pynvml that is used.
+    """Part of pynvml that mmfw uses.
 
     Attributes:
-        utilization_queries: the handles whose utilization was queried.
-        reports_utilization: whether it reports the utilization.
-        free_bytes: free bytes of each GPU.
-        cuda_version: the newest CUDA that the driver runs, as NVML writes it.
-        capability: the compute capability of each GPU.
+        utilization_queries: Handles whose utilization was queried.
+        reports_utilization: Whether NVML reports the utilization.
+        free_bytes: Free bytes of each GPU.
+        cuda_version: Newest CUDA version that the driver supports, in the format of NVML.
+        capability: Compute capability of each GPU.
     """
 
     class NVMLError(Exception):

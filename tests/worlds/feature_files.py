@@ -1,4 +1,4 @@
-"""Region features as MMF's extraction scripts write them, by the real numpy."""
+"""Region features as MMF's extraction scripts write them, with the real numpy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def make_info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[
     import numpy as np
 
     random = np.random.default_rng(seed)
-    corner = random.uniform(0, 30, (regions, 2))
+    corners = random.uniform(0, 30, (regions, 2))
     return {
-        "bbox": np.hstack([corner, corner + 20]).astype(np.float32),
+        "bbox": np.hstack([corners, corners + 20]).astype(np.float32),
         "num_boxes": regions,
         "objects": random.integers(0, classes, regions),
         "cls_prob": random.dirichlet(np.ones(classes), regions).astype(np.float32),
@@ -27,7 +27,7 @@ def make_info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[
 def write_pair(
     folder: Path, name: str, *, regions: int = 10, feature_size: int = 2048, seed: int = 0, **changes: Any
 ) -> None:
-    """Write ``NAME.npy`` and ``NAME_info.npy`` as the script does, with changes to its dictionary."""
+    """Write ``NAME.npy`` and ``NAME_info.npy`` as ``extract_features_vmb.py`` does, with changes to the dictionary."""
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,14 +37,14 @@ def write_pair(
 
 
 def write_pairs(folder: Path, names: Iterable[str], **options: Any) -> Path:
-    """Write a pair for each name, and return the folder."""
+    """Write a pair of files for each name and return the folder."""
     for seed, name in enumerate(names):
         write_pair(folder, name, seed=seed, **options)
     return folder
 
 
 def export_lmdb_pairs(lmdb_folder: Path, folder: Path) -> Path:
-    """The records of an LMDB as files, as ``lmdb_conversion.py --mode extract`` writes them."""
+    """Write the records of an LMDB to files, as ``lmdb_conversion.py --mode extract`` does, and return the folder."""
     import numpy as np
 
     folder.mkdir(parents=True)
@@ -55,12 +55,12 @@ def export_lmdb_pairs(lmdb_folder: Path, folder: Path) -> Path:
 
 
 def read_records(lmdb_folder: Path) -> dict[str, dict[str, Any]]:
-    """All records, in the way of MMF's reader: first the keys, then each of them."""
+    """Return all records by key, read as MMF does: first the list of keys, then the record of each key."""
     return {key: pickle.loads(record) for key, record in read_raw_records(lmdb_folder).items()}
 
 
 def read_raw_records(lmdb_folder: Path) -> dict[str, bytes]:
-    """All records as they are."""
+    """Return the pickled records by key."""
     import lmdb
 
     with lmdb.open(str(lmdb_folder), readonly=True, lock=False) as env, env.begin() as transaction:

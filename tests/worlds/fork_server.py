@@ -1,19 +1,20 @@
-"""Workers that start with their imports done: each is forked from a server that has made them.
+"""Server that forks workers with their imports already done.
 
-Most of the time of a small training goes into imports. A worker from here is a process of its own, with the
-same arguments, environment, files and exit code as one that mmfw starts.
+A small training spends most of its time on imports. A forked worker is a separate process with the same
+arguments, environment, files and exit code as a worker that mmfw starts.
 
 ::
 
     keeper ── client ══ socket ══ handler ── worker
                                   both are forked from a server
 
-The first server has imported torch and other libraries. For a worker of mmfw it forks another one, which
-imports MMF with our patches and hooks, too: one for each MMF and each set of variables that are read by
-these imports, of which the last few are kept. The ranks of a training are forked from their worker. Where
-``MMFW_TEST_OWN_IMPORTS`` is set, a worker imports MMF itself and spawns its ranks.
+The first server imports torch and other libraries. For workers of mmfw it forks further servers, which also
+import MMF with the patches and hooks of mmfw: one server for each MMF and each set of variables that these
+imports read. Only the most recently used servers are kept. The ranks of a training are forked from their worker.
+If ``MMFW_TEST_OWN_IMPORTS`` is set, a worker imports MMF itself and spawns its ranks.
 
-A server ends when nobody holds a lease on it (see ``lease``), so none outlives the tests, however they end.
+A server ends when no process holds a lease on it (see ``acquire_lease``). Therefore no server outlives the tests,
+even if they are killed.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ from pathlib import Path
 from typing import NoReturn
 
 NO_PRELOAD_VARIABLE = "MMFW_TEST_OWN_IMPORTS"
-"""The variable with which a worker imports MMF itself."""
+"""Environment variable that makes a worker import MMF itself."""
 
-# The beginnings of variables that libraries read when they are imported.
+# Prefixes of the variables that libraries read when they are imported.
 _IMPORT_VARIABLE_PREFIXES = (
     *("CUDA", "GOMP_", "HF_", "HOME", "LD_", "MMF_CACHE_DIR", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH"),
     "TRANSFORMERS_",
 )
 _CPU_TIMES_VARIABLE = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
-_MAX_PATH_BYTES = 100  # bytes; Linux has room for 107, and other sockets lie beside it
-_MAX_SERVERS = 4  # that have imported an MMF, about 300 MB each
+_MAX_PATH_BYTES = 100  # Linux allows 107; the sockets of other servers have suffixes
+_MAX_SERVERS = 4  # servers that have imported an MMF; each takes about 300 MB
 _PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
-_ImportSpec = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
+_ImportSpec = tuple[str, dict[str, str]]  # folder of an MMF, variables that its imports read
 
 
 def can_fork_workers(path: str) -> bool:
     """Return whether this system can fork workers for a socket at ``path``."""
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # no Linux, or one that forbids it
+    except (AttributeError, OSError):  # not Linux, or forbidden by a sandbox
         return False
     return len(os.fsencode(path)) < _MAX_PATH_BYTES
 
 
 def acquire_lease(path: str) -> Connection:
-    """Start the server at ``path`` unless it runs, and keep it running until the result is closed."""
+    """Start the server at ``path`` if it is not running, and keep it running until the result is closed."""
     try:
         return _take_lease(path)
-    except (OSError, EOFError):  # there is none, or it is about to end
-        # torch and Python read these when they start.
+    except (OSError, EOFError):  # no server, or it is about to end
+        # Torch and Python read these variables when they start.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MMF")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
         subprocess.run([sys.executable, __file__, path], env=environment, check=True)
@@ -72,10 +73,10 @@ def acquire_lease(path: str) -> Connection:
 
 
 def _take_lease(path: str) -> Connection:
-    held = Client(path)
-    held.send((_LEASE, None))
-    held.recv()
-    return held
+    lease = Client(path)
+    lease.send((_LEASE, None))
+    lease.recv()
+    return lease
 
 
 def run_server(path: str) -> NoReturn:
@@ -94,50 +95,50 @@ def run_server(path: str) -> NoReturn:
         if os.fork():
             os._exit(0)
         os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1):
-            os.dup2(nowhere, descriptor)
+            os.dup2(null_device, descriptor)
         _accept_clients(listener, path)
 
 
 def _accept_clients(listener: Listener, path: str, *, needs_lease: bool = True) -> NoReturn:
-    """Fork a handler for each client that wants a worker, and a server for each MMF that one wants."""
+    """Fork a handler for each client that requests a worker, and a server for each requested MMF."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases: list[Connection] = []
-    servers: dict[str, tuple[str, int]] = {}  # their sockets and pidfds, the one asked for last at the end
-    number = itertools.count()
-    accepting = listener._listener._socket  # type: ignore[attr-defined]
+    servers: dict[str, tuple[str, int]] = {}  # socket and pidfd of each server, the most recently used last
+    numbers = itertools.count()
+    server_socket = listener._listener._socket  # type: ignore[attr-defined]
     while True:
-        ready = wait([accepting, *leases], timeout=60 if needs_lease and not leases else None)
+        ready = wait([server_socket, *leases], timeout=60 if needs_lease and not leases else None)
         if needs_lease and not ready:
-            os._exit(0)  # whoever started it has died before it took a lease
+            os._exit(0)  # the process that started it died before it acquired a lease
         had_lease, leases = bool(leases), [held for held in leases if held not in ready]
         if had_lease and not leases:
             os._exit(0)
-        if accepting not in ready:
+        if server_socket not in ready:
             continue
         try:
             client = listener.accept()
-            wanted, imports = client.recv()
-            if wanted == _LEASE:
+            kind, imports = client.recv()
+            if kind == _LEASE:
                 client.send(True)
                 leases.append(client)
                 continue
-            if wanted == _SERVER_FOR_MMF:
+            if kind == _SERVER_FOR_MMF:
                 key = repr(imports)
                 if key in servers:
                     servers[key] = servers.pop(key)
                 else:
                     if len(servers) == _MAX_SERVERS:
                         _kill_server(servers.pop(next(iter(servers)))[1])
-                    there = f"{path}-{next(number)}"
-                    process = _fork_mmf_server(there, imports, [accepting, client, *leases])
-                    servers[key] = there, process
-                # Without one, the worker fails at this import as a user's would.
+                    socket_path = f"{path}-{next(numbers)}"
+                    process = _fork_mmf_server(socket_path, imports, [server_socket, client, *leases])
+                    servers[key] = socket_path, process
+                # If the imports failed, the worker repeats them and fails as a user's worker does.
                 client.send(servers[key][0] if Path(servers[key][0]).exists() else path)
                 client.close()
                 continue
-        except (EOFError, OSError):  # the client has died meanwhile
+        except (EOFError, OSError):  # the client has died
             continue
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -148,8 +149,8 @@ def _accept_clients(listener: Listener, path: str, *, needs_lease: bool = True) 
 
 
 def _fork_mmf_server(path: str, imports: _ImportSpec, open_connections: list[Connection]) -> int:
-    """Fork a server that has imported an MMF, and return its pidfd when it accepts clients."""
-    ready, tell = os.pipe()
+    """Fork a server that imports an MMF, wait until it accepts clients, and return its pidfd."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child:
         process = os.pidfd_open(child)
@@ -158,25 +159,25 @@ def _fork_mmf_server(path: str, imports: _ImportSpec, open_connections: list[Con
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for connection in open_connections:
                 connection.close()
-            os.close(ready)
+            os.close(read_end)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _import_mmf(*imports)
             with Listener(path) as listener:
-                os.close(tell)
+                os.close(write_end)
                 _accept_clients(listener, path, needs_lease=False)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(tell)
-    os.read(ready, 1)  # ends when the server, alive or dead, has closed its end
-    os.close(ready)
+    os.close(write_end)
+    os.read(read_end, 1)  # returns when the server is ready or dead
+    os.close(read_end)
     return process
 
 
 def _kill_server(pidfd: int) -> None:
-    """Kill a server; workers that it has forked go on."""
-    with suppress(ProcessLookupError):  # it has failed at its imports
+    """Kill a server; the workers that it has forked keep running."""
+    with suppress(ProcessLookupError):  # its imports have failed
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
 
@@ -189,7 +190,7 @@ def _import_mmf(root: str, environment: dict[str, str]) -> None:
     import transformers.models.bert.tokenization_bert_fast  # noqa: F401
     from mmf.utils.env import setup_imports
 
-    # Not the adapters, of which each version of MMF can import one.
+    # No adapters: each version of MMF can import only one of them.
     from mmf_win.worker.hooks import (  # noqa: F401
         batch_splitting,
         checkpoints,
@@ -202,24 +203,24 @@ def _import_mmf(root: str, environment: dict[str, str]) -> None:
 
     setup_imports()
     compat.install = lambda *_: None  # type: ignore[assignment]
-    # A collection in a worker then looks at the worker's own objects alone.
+    # Garbage collections in a worker then ignore the objects of the server.
     gc.collect()
     gc.freeze()
 
 
 def _handle_client(client: Connection) -> NoReturn:
-    """Fork a worker and tell the client its id and how it ends; kill it when the client dies."""
-    words, folder, environment, count = client.recv()
+    """Fork a worker, send its process id and exit code to the client, and kill it when the client dies."""
+    argv, folder, environment, count = client.recv()
     descriptors = [recv_handle(client) for _ in range(count)]
     worker = os.fork()
     if worker == 0:
         client.close()
-        _run_worker(words, folder, environment, descriptors)
+        _run_worker(argv, folder, environment, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     client.send(worker)
-    end = os.pidfd_open(worker)
-    has_ended = end in wait([end, client])
+    worker_fd = os.pidfd_open(worker)
+    has_ended = worker_fd in wait([worker_fd, client])
     if not has_ended:
         os.kill(worker, signal.SIGKILL)
     _, status, usage = os.wait4(worker, 0)
@@ -232,11 +233,11 @@ def _handle_client(client: Connection) -> NoReturn:
 
 
 def _run_worker(argv: list[str], folder: str, environment: dict[str, str], descriptors: list[int]) -> NoReturn:
-    """Run the client's module in this process, which gets the client's environment, folder and files."""
+    """Run the client's module in this process, with the client's environment, folder and files."""
     import runpy
 
     for number, descriptor in enumerate(descriptors[:3]):
-        os.dup2(descriptor, number)  # the others are only held
+        os.dup2(descriptor, number)  # the others only stay open
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -253,14 +254,14 @@ def _run_worker(argv: list[str], folder: str, environment: dict[str, str], descr
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()  # among others they end DataLoader workers, which nobody adopts here
+        atexit._run_exitfuncs()  # they also end DataLoader workers, which would be orphans
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
 
 
 def _reseed_random() -> None:
-    """Give this process random numbers of its own, as a new one has; torch starts with the same in each."""
+    """Seed the random numbers of this process, as in a new process; torch has a fixed seed in new processes."""
     import random
 
     import numpy
@@ -270,17 +271,17 @@ def _reseed_random() -> None:
 
 
 def _fork_ranks() -> None:
-    """Make torch's launcher fork ranks from this worker, so that they need not import MMF again."""
+    """Make torch's launcher fork ranks from this worker, because spawned ranks would import MMF again."""
     from torch.distributed.launcher import api
 
-    config, take_signal = api.LaunchConfig, signal.signal
-    api.LaunchConfig = lambda **settings: config(**settings | {"start_method": "fork"})  # type: ignore[assignment,misc]
-    # The launcher leaves its own signals alone, and a rank has to take them.
-    os.register_at_fork(after_in_child=lambda: setattr(signal, "signal", take_signal))
+    launch_config, set_signal = api.LaunchConfig, signal.signal
+    api.LaunchConfig = lambda **settings: launch_config(**settings | {"start_method": "fork"})  # type: ignore[assignment,misc]
+    # signal.signal is replaced in the launcher, but a rank has to handle signals.
+    os.register_at_fork(after_in_child=lambda: setattr(signal, "signal", set_signal))
 
 
 def relay_worker(path: str, argv: list[str]) -> NoReturn:
-    """Stand for a worker: hand signals on to it, and end as it does."""
+    """Represent a worker in this process: forward signals to it and exit as it does."""
     descriptors = [number for number in range(256) if _is_open(number)]
     server, worker = _request_worker(path, argv, descriptors)
     with server:
@@ -294,27 +295,27 @@ def relay_worker(path: str, argv: list[str]) -> NoReturn:
 
 
 def _request_worker(path: str, argv: list[str], descriptors: list[int]) -> tuple[Connection, int]:
-    """Ask a server to fork a worker; return the connection to its handler, and its process id."""
-    imports, there = _import_spec(argv), path
+    """Request a worker from a server and return the connection to its handler and its process id."""
+    imports, socket_path = _import_spec(argv), path
     while True:
         if imports:
             with Client(path) as server:
                 server.send((_SERVER_FOR_MMF, imports))
-                there = server.recv()
+                socket_path = server.recv()
         try:
-            server = Client(there)
+            server = Client(socket_path)
             server.send((_WORKER, None))
             server.send((argv, str(Path.cwd()), dict(os.environ), len(descriptors)))
             for number in descriptors:
                 send_handle(server, number, 0)
             return server, server.recv()
-        except (OSError, EOFError):  # it has just made room for another server
-            if there == path:
+        except (OSError, EOFError):  # the server was just killed to make room for another
+            if socket_path == path:
                 raise
 
 
 def _import_spec(argv: list[str]) -> _ImportSpec | None:
-    """Return what a server has to import for these words; None where a worker imports MMF itself."""
+    """Return what a server has to import for these arguments; None if the worker imports MMF itself."""
     if argv[0] != "mmf_win.worker.entry" or NO_PRELOAD_VARIABLE in os.environ:
         return None
     root = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["mmf"]
@@ -322,7 +323,7 @@ def _import_spec(argv: list[str]) -> _ImportSpec | None:
 
 
 def _forward_signal(worker: int, number: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
+    with suppress(ProcessLookupError):  # the worker has ended; its exit code will arrive
         os.kill(worker, number)
 
 
@@ -336,6 +337,6 @@ def _is_open(descriptor: int) -> bool:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        sys.path.remove(str(Path(__file__).parent))  # as for `python -m`, which a worker is started with
+        sys.path.remove(str(Path(__file__).parent))  # as with `python -m`, which starts a worker
         run_server(sys.argv[1])
     relay_worker(sys.argv[1], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Archives that lie, attack or are broken."""
+"""Archives that are inconsistent, malicious or damaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\x01\x02", b"PK\x05\x06"
 
 
 def write_zip(path: Path, files: Files) -> Path:
-    """A zip without encryption, deflated."""
+    """Write a deflated zip without encryption."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -30,25 +30,25 @@ def write_zip(path: Path, files: Files) -> Path:
 
 
 def zip_with_name(path: Path, name: str) -> Path:
-    """A zip with one member of exactly this name."""
+    """Write a zip with one member that has exactly this name."""
     info = zipfile.ZipInfo("x")
-    info.filename = info.orig_filename = name  # the constructor would repair some
+    info.filename = info.orig_filename = name  # the constructor would change some names
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(info, b"content")
     return path
 
 
 def zip_with_duplicates(path: Path, *names: str) -> Path:
-    """A zip whose members have these names, which may be the same."""
+    """Write a zip whose members have these names, which may be equal."""
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the standard library finds them odd, too
+        warnings.simplefilter("ignore")  # zipfile warns about duplicates
         for name in names:
             archive.writestr(name, name.encode())
     return path
 
 
 def zip_with_link(path: Path) -> Path:
-    """A zip whose member ``link`` is a symbolic link, as Unix tools store it."""
+    """Write a zip whose member ``link`` is a symbolic link, stored as Unix tools do."""
     info = zipfile.ZipInfo("link")
     info.create_system = 3
     info.external_attr = 0o120777 << 16
@@ -58,37 +58,37 @@ def zip_with_link(path: Path) -> Path:
 
 
 def declare_size(path: Path, size: int) -> Path:
-    """Change the unpacked size that the zip's directory declares for its first member."""
+    """Change the unpacked size of the first member in the zip's directory."""
     return _patch_directory(path, 24, size)
 
 
 def declare_packed_size(path: Path, size: int) -> Path:
-    """Change the packed size that the zip's directory declares for its first member."""
+    """Change the packed size of the first member in the zip's directory."""
     return _patch_directory(path, 20, size)
 
 
 def declare_encrypted(path: Path) -> Path:
-    """Have the zip's directory say that its first member is encrypted."""
+    """Mark the first member as encrypted in the zip's directory."""
     return _patch_directory(path, 8, 1 | 8 << 16)  # and deflated
 
 
 def declare_method(path: Path, method: int) -> Path:
-    """Change the method by which the zip's directory says that its first member is compressed."""
+    """Change the compression method of the first member in the zip's directory."""
     return _patch_directory(path, 8, method << 16)
 
 
 def declare_version(path: Path, version: int) -> Path:
-    """Change the version, times ten, that the zip's directory says is needed to unpack its first member."""
+    """Change the version, times ten, that the first member requires according to the zip's directory."""
     return _patch_directory(path, 6, version)
 
 
 def declare_offset(path: Path, offset: int) -> Path:
-    """Change where the zip's directory says its last member is."""
+    """Change the offset of the last member in the zip's directory."""
     return _patch_directory(path, 42, offset, last=True)
 
 
 def zip_with_shared_data(path: Path, content: bytes, count: int) -> Path:
-    """A bomb: a zip whose directory names so many members, all of which have the same place in it."""
+    """Write a zip bomb: its directory has ``count`` members, which all share the same data."""
     data = write_zip(path, {"00000": content}).read_bytes()
     size, start = struct.unpack_from("<II", data, data.rindex(_END_SIGNATURE) + 12)
     entry = data[start : start + size]
@@ -99,7 +99,7 @@ def zip_with_shared_data(path: Path, content: bytes, count: int) -> Path:
 
 
 def join_zips(path: Path, first: Path, second: Path) -> Path:
-    """A zip with the members of both, as they are."""
+    """Write a zip with the unchanged members of two zips."""
     parts, directories, count = b"", b"", 0
     for source in (first, second):
         data = source.read_bytes()
@@ -116,7 +116,7 @@ def join_zips(path: Path, first: Path, second: Path) -> Path:
 
 
 def flip_byte(path: Path, offset: int) -> Path:
-    """Damage one byte of a file."""
+    """Invert the bits of one byte of a file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0xFF
     path.write_bytes(data)
@@ -124,14 +124,14 @@ def flip_byte(path: Path, offset: int) -> Path:
 
 
 def truncate_file(path: Path, fraction: float = 0.5) -> Path:
-    """Leave only the first part of a file, as a broken download does."""
+    """Truncate a file, as an interrupted download does."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * fraction)])
     return path
 
 
 def write_zeros_tar(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:gz"] = "w") -> Path:
-    """A tar of members that hold zeros, as many as they say."""
+    """Write a tar whose members contain zeros, as many as their sizes say."""
     with tarfile.open(path, mode) as tar:
         for info in infos:
             tar.addfile(info, io.BytesIO(bytes(info.size)))
@@ -141,7 +141,7 @@ def write_zeros_tar(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:g
 def tar_member(
     name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", pax_headers: dict[str, str] | None = None
 ) -> tarfile.TarInfo:
-    """A member for :func:`write_zeros_tar`."""
+    """Return a member for :func:`write_zeros_tar`."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = link
@@ -150,9 +150,9 @@ def tar_member(
 
 
 def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, in_header: bool = False) -> Path:
-    """A 7z in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much.
+    """Write a 7z in which LZMA2 declares a dictionary size by code: 32 is 256 MiB and 34 is 512 MiB.
 
-    It packs the files, or the list of members.
+    LZMA2 packs the files, or the list of members if ``in_header`` is true.
     """
     with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_LZMA2, "preset": 1}]) as archive:
         archive.set_encoded_header_mode(in_header)
@@ -164,7 +164,7 @@ def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, in_header:
 
 
 def seven_zip_with_method(path: Path, files: Files, method: int, password: str | None = None) -> Path:
-    """A 7z whose filter has this number of one byte, which stands for Delta in fact."""
+    """Write a 7z whose Delta filter is declared as another method, a number of one byte."""
     filters = [{"id": py7zr.FILTER_DELTA}, {"id": py7zr.FILTER_LZMA2, "preset": 1}]
     filters += [{"id": py7zr.FILTER_CRYPTO_AES256_SHA256}] if password else []
     with py7zr.SevenZipFile(path, "w", filters=filters, password=password) as archive:
@@ -177,7 +177,7 @@ def seven_zip_with_method(path: Path, files: Files, method: int, password: str |
 
 
 def seven_zip_with_packed_list(path: Path, files: Files, *filters: dict[str, int]) -> Path:
-    """A 7z in which these filters of py7zr's have packed the list of members."""
+    """Write a 7z whose list of members is packed with these filters of py7zr."""
     with (
         mock.patch.object(DefaultFilters, "ENCODED_HEADER_FILTER", [*filters]),
         py7zr.SevenZipFile(path, "w") as archive,
@@ -188,7 +188,7 @@ def seven_zip_with_packed_list(path: Path, files: Files, *filters: dict[str, int
 
 
 def seven_zip_with_header_at(path: Path, offset: int) -> Path:
-    """A 7z that says where its header starts, with a right checksum of that."""
+    """Write a 7z that declares an offset of its header, with a correct checksum."""
     py7zr.SevenZipFile(path, "w").close()
     data = bytearray(path.read_bytes())
     struct.pack_into("<Q", data, 12, offset)
@@ -198,7 +198,7 @@ def seven_zip_with_header_at(path: Path, offset: int) -> Path:
 
 
 def mutate_header(path: Path, rng: Random) -> Path:
-    """Change bytes of a 7z's header and of the packed list of members before it, with right checksums."""
+    """Change bytes of a 7z's header and of the packed list of members before it, and correct the checksums."""
     data = bytearray(path.read_bytes())
     header = _header_range(data)
     for _ in range(rng.choice((1, 2, 4, 8))):
@@ -212,7 +212,7 @@ def _header_range(data: bytes) -> range:
 
 
 def _write_with_checksums(path: Path, data: bytearray) -> Path:
-    """A 7z's file with right checksums of its headers."""
+    """Write the content of a 7z with correct checksums of its headers."""
     header = _header_range(data)
     struct.pack_into("<I", data, 28, zlib.crc32(data[header.start : header.stop]))
     struct.pack_into("<I", data, 8, zlib.crc32(data[12:32]))

@@ -1,4 +1,4 @@
-"""Processes that hold a connection: its end proves that they are dead, whatever became of their ids."""
+"""Proof that processes are dead: each holds a connection, which the system closes when it ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from contextlib import ExitStack, contextmanager, suppress
 
 _TIMEOUT_SECONDS = 300.0
 
-# What a child runs to be proven dead later; it needs ``port``.
+# Code of a process that the monitor watches; the variable ``port`` must be set.
 HOLD_CONNECTION_CODE = """
 import socket
-held = socket.create_connection(("127.0.0.1", int(port)))
+connection = socket.create_connection(("127.0.0.1", int(port)))
 """
 
 
 class LivenessMonitor:
-    """Accepts the connections of processes that are to die."""
+    """Monitor of processes that are expected to end.
+
+    Attributes:
+        port: Port to which the processes connect.
+    """
 
     def __init__(self, server: socket.socket, exit_stack: ExitStack) -> None:
         self.port = str(server.getsockname()[1])
@@ -24,15 +28,15 @@ class LivenessMonitor:
         self._connections: list[socket.socket] = []
 
     def wait_for_processes(self, count: int = 1) -> None:
-        """Wait until so many processes more have connected."""
+        """Wait until ``count`` more processes have connected."""
         for _ in range(count):
             self._connections.append(self._exit_stack.enter_context(self._server.accept()[0]))
             self._connections[-1].settimeout(_TIMEOUT_SECONDS)
 
     def has_only_dead_processes(self) -> bool:
-        """Wait until no accepted connection is open; raise TimeoutError if one stays open too long."""
+        """Wait until all accepted connections are closed; raise TimeoutError if one stays open too long."""
         for connection in self._connections:
-            # Windows resets the connections of a process that was killed.
+            # Windows resets the connections of a killed process.
             with suppress(ConnectionResetError):
                 if connection.recv(1) != b"":
                     return False
@@ -41,7 +45,7 @@ class LivenessMonitor:
 
 @contextmanager
 def liveness_monitor() -> Iterator[LivenessMonitor]:
-    """A witness on a free port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as held:
+    """Yield a monitor on a free local port."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as exit_stack:
         server.settimeout(_TIMEOUT_SECONDS)
-        yield LivenessMonitor(server, held)
+        yield LivenessMonitor(server, exit_stack)

@@ -1,8 +1,7 @@
-"""Tiny copies of the Hateful Memes dataset, as name → content, in all the shapes that people have.
+"""Tiny copies of the Hateful Memes dataset, as name → content, in all layouts that users have.
 
-The main one is that of the release: five labelled splits, ids as strings of five digits, README and licence
-beside them, and one folder around it all. The challenge's first phase had numbers as ids and a test split
-without labels.
+The main layout is that of the release: a top folder with five labelled splits, a README and a licence; ids are
+strings of five digits. In the first phase of the challenge, ids were numbers and the test split had no labels.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ Files = dict[str, bytes]
 
 PHASE_1_SPLITS = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
 RUN_SPLITS = {"train": "train", "val": "dev", "test": "test"}
-"""What a run of the first phase reads."""
+"""Splits of a run with the data of the first phase."""
 RELEASE_SPLITS = {
     "train": range(1, 7),
     "dev_seen": range(7, 10),
-    "dev_unseen": range(8, 12),  # as in the real set, some memes are in both
+    "dev_unseen": range(8, 12),  # as in the real dataset, some memes are in both
     "test_seen": range(12, 14),
     "test_unseen": range(14, 17),
 }
@@ -43,7 +42,7 @@ def dataset_files(
     image_folder: str = "img/",
     extra_files: bool = True,
 ) -> Files:
-    """A dataset whose rows and images belong together."""
+    """Return a dataset in which every row has an image."""
     files: Files = {}
     for split, ids in splits.items():
         rows = [_row(id_, split, first_phase=splits is PHASE_1_SPLITS) for id_ in ids]
@@ -57,62 +56,63 @@ def dataset_files(
 
 
 def without_images(files: Files, ids: Iterable[int]) -> Files:
-    """Return the dataset as public copies have it: some images are missing, the annotations still name them."""
-    gone = {f"{id_:05}.png" for id_ in ids}
-    return {name: content for name, content in files.items() if name.rpartition("/")[2] not in gone}
+    """Return the dataset like public copies: some images are missing, although the annotations name them."""
+    missing_names = {f"{id_:05}.png" for id_ in ids}
+    return {name: content for name, content in files.items() if name.rpartition("/")[2] not in missing_names}
 
 
 def incomplete_dataset_files() -> tuple[Files, dict[str, list[int]]]:
-    """A copy that lacks as many images of each split as the fullest one to be had; and whose, by split.
+    """Return a dataset with missing images, and their ids by split.
 
-    As there, most of their ids end in 8 or 9. Few memes are in ``train``, and those whose image is there have
-    one for all: thousands of files take seconds.
+    Each split lacks as many images as in the most complete public copy, and most of their ids end in 8 or 9,
+    as they do there. ``train`` is small and all rows with an image share one file, because writing thousands of
+    files takes seconds.
     """
     sizes = {"train": 20, "dev_seen": 500, "dev_unseen": 540, "test_seen": 1000, "test_unseen": 2000}
-    lack = {"train": 0, "dev_seen": 102, "dev_unseen": 107, "test_seen": 0, "test_unseen": 407}
-    files, gone, first = {f"{TOP_FOLDER}img/00000.png": image(0)}, {}, 1
+    missing_counts = {"train": 0, "dev_seen": 102, "dev_unseen": 107, "test_seen": 0, "test_unseen": 407}
+    files, missing_ids, first = {f"{TOP_FOLDER}img/00000.png": image(0)}, {}, 1
     for split, size in sizes.items():
         ids = range(first, first + size)
-        gone[split] = sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: lack[split]])
+        missing_ids[split] = sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: missing_counts[split]])
         rows = [
-            _row(id_, split, first_phase=False) | ({} if id_ in gone[split] else {"img": "img/00000.png"})
+            _row(id_, split, first_phase=False) | ({} if id_ in missing_ids[split] else {"img": "img/00000.png"})
             for id_ in ids
         ]
         files[f"{TOP_FOLDER}{split}.jsonl"] = jsonl(rows)
         first += size
-    return files, gone
+    return files, missing_ids
 
 
 def with_packed_images(files: Files, *, name: str = f"{TOP_FOLDER}img.tar.gz") -> Files:
-    """Return the dataset with its images in a tar.gz of their own."""
+    """Return the dataset with its images packed in a separate tar.gz."""
     images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
     return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
 
 
 def make_encrypted_zip(path: Path, files: Files) -> Path:
-    """A zip with the classic encryption, as the published one is; its password is ``PASSWORD``."""
+    """Write a zip with the classic encryption, like the published one, with the password ``PASSWORD``."""
     write_encrypted_zip(path, files.items(), PASSWORD)
     return path
 
 
 def mmf_layout(files: Files) -> Files:
     """Return the files at the paths where MMF expects them."""
-    places = {}
+    renamed_files = {}
     for name, content in files.items():
         if name.endswith(".jsonl"):
-            places[f"annotations/{name.rpartition('/')[2]}"] = content
+            renamed_files[f"annotations/{name.rpartition('/')[2]}"] = content
         elif name.endswith(".png"):
-            places[f"images/img/{name.rpartition('/')[2]}"] = content
-    return places
+            renamed_files[f"images/img/{name.rpartition('/')[2]}"] = content
+    return renamed_files
 
 
 def jsonl(rows: list[dict[str, object]]) -> bytes:
-    """Rows as an annotation file."""
+    """Encode rows as an annotation file."""
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def image(id_: int) -> bytes:
-    """A grey PNG that no compression can shrink, always the same for an id."""
+    """Return a grey PNG of incompressible noise, always the same for an id."""
     rows = b"".join(b"\0" + Random(f"{id_}-{row}").randbytes(20) for row in range(20))
     chunks = {b"IHDR": struct.pack(">IIBBBBB", 20, 20, 8, 0, 0, 0, 0), b"IDAT": zlib.compress(rows), b"IEND": b""}
     packed = (
@@ -123,7 +123,7 @@ def image(id_: int) -> bytes:
 
 
 def tar_gz(files: Files) -> bytes:
-    """A tar.gz in memory."""
+    """Return the files as a tar.gz."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
@@ -134,7 +134,7 @@ def tar_gz(files: Files) -> bytes:
 
 
 def write_tree(files: Files, folder: Path) -> Path:
-    """Write the files below ``folder``."""
+    """Write the files below ``folder`` and return the folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def write_tree(files: Files, folder: Path) -> Path:
 
 
 def read_tree(folder: Path) -> Files:
-    """All files below ``folder``, except manifests and mmfw's own notes."""
+    """Return all files below ``folder``, except manifests and files of mmfw itself."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in sorted(folder.rglob("*"))

@@ -1,7 +1,7 @@
-"""Configuration and zoo as the real MMF reads them, answered by a separate process.
+"""Configuration and zoo as the real MMF reads them, in a separate process.
 
-``python -m tests.worlds.mmf_configuration MMF_ROOT < QUESTIONS`` builds MMF's own ``Configuration`` for each
-question, with nothing of mmfw's but the patches, and from a file as the worker writes one for an attempt.
+``python -m tests.worlds.mmf_configuration MMF_ROOT < QUERIES`` builds MMF's ``Configuration`` for each query,
+from a file as the worker writes it for an attempt. Of mmfw it applies only the patches.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TESTS_PARENT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class ConfigQuery:
-    """A configuration to build: MMF's own of a model, with settings merged over it as a preset has them.
+    """Configuration to build: MMF's configuration of a model, with the settings of a preset merged over it.
 
-    The worker's file for it is written to ``folder``, or to one that is removed again.
+    The worker's file for it is written to ``folder``, by default a temporary folder.
     """
 
     model: str
@@ -43,28 +43,28 @@ def query_mmf(
     zoo_keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the answers of the real MMF of a folder in an environment, by default this process's.
+    """Return the answers of the real MMF in a folder, by default in the environment of this process.
 
     Returns:
-        ``configurations``, for each question the whole one, or the name of the error that refuses it;
-        ``zoo``, for each key and for the dataset the version and the resources; ``models``, for each model
-        the configuration that its class itself names.
+        ``configurations``: for each query, the complete configuration or the name of the exception that was raised.
+        ``zoo``: for each key and for the dataset, the version and the resources.
+        ``models``: for each model, the configuration that its class names.
     """
-    asked = {"questions": [asdict(question) for question in queries], "zoo_keys": list(zoo_keys)}
-    done = subprocess.run(
+    questions = {"queries": [asdict(query) for query in queries], "zoo_keys": list(zoo_keys)}
+    result = subprocess.run(
         [sys.executable, "-m", __name__, str(root)],
-        input=json.dumps(asked),
+        input=json.dumps(questions),
         cwd=_TESTS_PARENT,
         env=None if environment is None else dict(environment),
         capture_output=True,
         encoding="utf-8",
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    assert result.returncode == 0, result.stderr[-4000:]
+    return dict(json.loads(result.stdout.splitlines()[-1]))
 
 
 def iter_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key below which there is no other, dotted, with its value."""
+    """Yield the dotted key and the value of each leaf of a tree."""
     if isinstance(node, Mapping) and (node or not prefix):
         for key in node:
             yield from iter_leaves(node[key], f"{prefix}.{key}" if prefix else str(key))
@@ -73,7 +73,7 @@ def iter_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def answer_queries(root: Path, queries: dict[str, Any]) -> dict[str, Any]:
-    """The answers."""
+    """Answer the queries in this process; see :func:`query_mmf`."""
     from mmf_win import compat
 
     compat.install(root)
@@ -84,19 +84,18 @@ def answer_queries(root: Path, queries: dict[str, Any]) -> dict[str, Any]:
 
     setup_imports()
     configurations: list[Any] = []
-    for question in (ConfigQuery(**values) for values in queries["questions"]):
+    for query in (ConfigQuery(**values) for values in queries["queries"]):
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-                made = Configuration(
-                    Namespace(config_override=None, opts=_query_options(root, question, question.folder or folder))
-                )
-                configurations.append(OmegaConf.to_container(made.get_config(), resolve=True))
+                options = _query_options(root, query, query.folder or folder)
+                configuration = Configuration(Namespace(config_override=None, opts=options))
+                configurations.append(OmegaConf.to_container(configuration.get_config(), resolve=True))
         except Exception as error:
             configurations.append(type(error).__name__)
     zoo: dict[str, Any] = {}
     for kind, key in [("datasets", "hateful_memes"), *(("models", key) for key in queries["zoo_keys"])]:
-        version, found = get_zoo_config(key, zoo_type=kind)
-        zoo[key] = [version, OmegaConf.to_container(found) if OmegaConf.is_config(found) else found]
+        version, resources = get_zoo_config(key, zoo_type=kind)
+        zoo[key] = [version, OmegaConf.to_container(resources) if OmegaConf.is_config(resources) else resources]
     registered = registry.mapping["model_name_mapping"].items()
     models = {name: model.config_path() for name, model in registered if "config_path" in vars(model)}
     return {"configurations": configurations, "zoo": zoo, "models": models}

@@ -1,4 +1,4 @@
-"""A tiny MMF as GitHub and PyPI would send it."""
+"""Tiny MMF as GitHub and PyPI send it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.worlds.memes import write_tree
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# What git itself says of TREE; integrity/test_manifest.py asks it.
+# Calculated by git for TREE; tests/integrity/test_manifest.py compares it with the installed git.
 TREE_ID = "4a3b612f8b3fd9f21db2f9607d1dc3690bd4f2df"
 
 
 class File(NamedTuple):
-    """A file of the tree; of a link, the content is the target."""
+    """File of the tree; the content of a link is its target."""
 
     content: bytes
     kind: Literal["file", "program", "link"] = "file"
@@ -35,7 +35,7 @@ TREE: Mapping[str, File] = {
     "mmf_cli/run.py": File(b"def run(): ...\n"),
     "projects/pythia/link.yaml": File(b"../../mmf/configs/real.yaml", "link"),
     "tools/run me.sh": File(b"#!/bin/sh\n", "program"),
-    # git orders a folder as if its name ended in a slash, so these come before the folder mmf
+    # git sorts a folder as if its name ended in a slash, so these files come before the folder mmf.
     "mmf-notes.txt": File(b"\r\n"),
     "mmf.txt": File(b"\0" * 70_000),
     "docs/Привет 你好.md": File("Привет\n".encode()),
@@ -43,7 +43,7 @@ TREE: Mapping[str, File] = {
 
 
 def git_archive(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
-    """An archive as ``git archive`` makes it."""
+    """Return an archive like those of ``git archive``."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         folder = tarfile.TarInfo(f"{top}/")
@@ -62,17 +62,17 @@ def git_archive(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
 
 
 def write_checkout(root: Path) -> Path:
-    """The tiny MMF in a folder of the user's own."""
+    """Write the tiny MMF to a folder, as in a user's checkout, and return the folder."""
     return write_tree({path: file.content for path, file in TREE.items()}, root)
 
 
 def github_archive(url: str, tree_id: str = TREE_ID) -> GithubArchive:
-    """The tiny MMF on a server."""
+    """Return the source of the tiny MMF on a server."""
     return GithubArchive(version=VERSION, commit=COMMIT, tree_id=tree_id, url=f"{url}/mmf.tar.gz")
 
 
 def write_pypi_wheel(folder: Path) -> PypiWheel:
-    """The tiny MMF as a wheel in ``folder``, for Linux and Python 3.8 as the real one."""
+    """Write the tiny MMF as a wheel for Linux and Python 3.8, like the real one, and return its source."""
     info = f"mmf-{VERSION}.dist-info"
     files = {path: file.content for path, file in TREE.items() if path.startswith("mmf")}
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: mmf\nVersion: {VERSION}\n".encode()
@@ -91,10 +91,10 @@ def _record_hash(content: bytes) -> str:
 
 
 def write_minimal_mmf(root: Path, version: str = "1.0.0rc10", extra_defaults: str = "") -> Path:
-    """Write an MMF with only its version and its defaults (``extra_defaults`` as YAML), and return its folder."""
-    folders = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
+    """Write an MMF that has only a version and defaults (``extra_defaults`` is YAML), and return its folder."""
+    folder_settings = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
     texts = {
-        "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + extra_defaults,
+        "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folder_settings + extra_defaults,
         "configs/datasets/hateful_memes/defaults.yaml": "{dataset_config: {hateful_memes: {}}}",
         "version.py": f'__version__ = "{version}"\n',
     }

@@ -1,4 +1,4 @@
-"""File systems that a test mounts, as root, by a sudo that asks for no password, or in a user namespace."""
+"""File systems that a test mounts as root, with a sudo that needs no password, or in a user namespace."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NAMESPACE_COMMAND = ("unshare", "--user", "--map-root-user", "--mount")
 def _succeeds(*command: str) -> bool:
     if sys.platform == "win32" or shutil.which(command[0]) is None:
         return False
-    done = subprocess.run(
+    result = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
     )
-    return done.returncode == 0
+    return result.returncode == 0
 
 
 @cache
 def _elevation_command() -> tuple[str, ...] | None:
-    """Return the words that let the command after them mount; None if none do."""
+    """Return the command prefix that allows a command to mount; None if no prefix does."""
     candidates: tuple[tuple[str, ...], ...] = ((), ("sudo", "-n"))
-    return next((words for words in candidates if _succeeds(*words, "unshare", "--mount", "true")), None)
+    return next((prefix for prefix in candidates if _succeeds(*prefix, "unshare", "--mount", "true")), None)
 
 
 @cache
@@ -39,13 +39,13 @@ def _can_use_namespace() -> bool:
 
 
 def needs_namespace() -> bool:
-    """Return whether a process may mount only after it has entered a user namespace, as its root."""
+    """Return whether a process may mount only as root of a user namespace."""
     return _elevation_command() is None and _can_use_namespace()
 
 
 @contextmanager
 def mount_filesystem(folder: Path, *mount_arguments: str) -> Iterator[None]:
-    """Mount what the words of ``mount`` say at an existing folder; skip the test without the right to."""
+    """Mount a file system at an existing folder, with these arguments of ``mount``; skip the test if not permitted."""
     elevation = _elevation_command()
     if elevation is None or not _succeeds(*elevation, "mount", *mount_arguments, str(folder)):
         pytest.skip(_NO_RIGHT_REASON)
@@ -56,16 +56,16 @@ def mount_filesystem(folder: Path, *mount_arguments: str) -> Iterator[None]:
 
 
 def remount(folder: Path, option: str) -> None:
-    """Change an option of a mounted file system: ``ro`` or another ``size=``."""
-    # The options already set include the owner's id outside the namespace, which is unknown inside.
+    """Change an option of a mounted file system, such as ``ro`` or ``size=``."""
+    # The current options include the owner's id outside the namespace, which is unknown inside it.
     command = ["mount", "--options-source=disable", "-o", f"remount,{option}", str(folder)]
     subprocess.run([*(_elevation_command() or ()), *command], check=True)
 
 
 def private_mounts_command(script: str) -> list[str]:
-    """Return the words before a command that give it mounts of its own, made by a shell script.
+    """Return the prefix that runs a command in a private mount namespace, after a shell script that mounts.
 
-    The command runs as the user of the test. The test is skipped without the right to mount.
+    The command runs as the user of the test. The test is skipped if mounting is not permitted.
     """
     elevation = _elevation_command()
     if elevation is None and not _can_use_namespace():
@@ -81,19 +81,19 @@ def private_mounts_command(script: str) -> list[str]:
 
 
 def run_in_namespace(item: pytest.Function) -> None:
-    """Run one test in a pytest of its own, which is root in a user namespace and so may mount."""
-    unset = ("PYTEST_", "COV_")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    """Run one test in a separate pytest process, which may mount as root of a user namespace."""
+    removed_prefixes = ("PYTEST_", "COV_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(removed_prefixes)}
     folder = item.funcargs["tmp_path"] / "namespace"
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder}"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*_NAMESPACE_COMMAND, sys.executable, "-m", "pytest", *options, item.nodeid],
         cwd=item.config.rootpath,
-        env=environ,
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
-    if "\n1 passed" not in done.stdout:
-        pytest.fail(f"in a user namespace:\n{done.stdout}{done.stderr}", pytrace=False)
+    if "\n1 passed" not in result.stdout:
+        pytest.fail(f"in a user namespace:\n{result.stdout}{result.stderr}", pytrace=False)

@@ -1,5 +1,5 @@
-/* Preloaded, it refuses flock as Linux does on NFSv4, which shares a lock only through a descriptor that reads
-   and holds one only through one that writes (nfs4_proc_setlk: EBADF). */
+/* Preloaded library with the flock of Linux on NFSv4: a shared lock needs a readable descriptor and an exclusive
+   lock needs a writable one; other descriptors fail with EBADF (nfs4_proc_setlk). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Preloaded, it lets no file below $NO_LOCKS be locked, as on a network drive without a lock service. */
+/* Preloaded library in which no file below $NO_LOCKS can be locked, as on a network drive without a lock service. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,11 +10,11 @@
 int flock(int descriptor, int operation)
 {
     char link[64], path[4096] = "";
-    const char *without = getenv("NO_LOCKS");
+    const char *folder = getenv("NO_LOCKS");
     int (*real)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "flock");
 
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    if (without && readlink(link, path, sizeof path - 1) > 0 && strncmp(path, without, strlen(without)) == 0) {
+    if (folder && readlink(link, path, sizeof path - 1) > 0 && strncmp(path, folder, strlen(folder)) == 0) {
         errno = ENOLCK;
         return -1;
     }

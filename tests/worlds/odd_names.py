@@ -1,4 +1,4 @@
-"""Names that users' folders have, and that some program on the way takes for something else."""
+"""Folder names that users have and that programs may misinterpret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL_CHARACTERS = (
     if sys.platform == "win32"
     else f"{_PRINTABLE}{_CONTROLS} "
 )
-"""Every character that this system allows, but for letters and digits."""
+"""Folder name with all characters that this system allows, except most letters and digits."""
 
 ODD_NAMES = [
     name
@@ -25,7 +25,7 @@ ODD_NAMES = [
         *(f"a{letter}b" for letter in string.punctuation.replace("/", "") + _CONTROLS),
         *("[a]", "{a: b}", "%USERPROFILE%", "!x", "a: b", "a #b", "1e5", "null", "😀", "x" * 200),
     )
-    # Paths of Windows end at 260 characters, unless somebody has told it otherwise.
+    # By default, Windows limits paths to 260 characters.
     if sys.platform != "win32" or (is_portable(name) and len(name) < 100)
 ]
-"""Each of them, and what else is odd, in a name of its own."""
+"""Separate names for each of these characters and for other special cases."""

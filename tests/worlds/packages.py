@@ -1,4 +1,4 @@
-"""The packages that are published, built here, and a Python that has no more than they ask for."""
+"""Builds of the published packages, and an environment with only their dependencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOP_LEVEL_SUFFIXES = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
 _TOP_LEVEL_NAMES = ("LICENSE", "Dockerfile", ".dockerignore")
 _IGNORE_BUILD_OUTPUTS = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
 _BUILD_SDIST_CODE = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-# The distributions stay known, but what they have cannot be imported.
+# The metadata of hidden distributions stays readable, but their modules cannot be imported.
 _HIDE_PACKAGES_CODE = """
 import sys
 from importlib.machinery import PathFinder
@@ -36,7 +36,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Visible
 
 
 class Packages(NamedTuple):
-    """The published packages: the sdist, its unpacked contents, and the wheel built from it."""
+    """Published packages: the sdist, its unpacked content, and the wheel built from it."""
 
     sdist: Path
     source: Path
@@ -44,7 +44,7 @@ class Packages(NamedTuple):
 
 
 def build_packages(folder: Path) -> Packages:
-    """Build both in a folder, once for all processes that ask for it there."""
+    """Build the packages in a folder; all processes that call this with the same folder share one build."""
     folder.mkdir(exist_ok=True)
     with file_lock(folder / "lock", timeout=float("inf")):
         if not (folder / "done").exists():
@@ -56,7 +56,7 @@ def build_packages(folder: Path) -> Packages:
 
 
 def _build_sdist(folder: Path) -> None:
-    # From a copy: setuptools writes into the folder that it builds from.
+    # Build from a copy, because setuptools writes to the source folder.
     copy = folder / "copy"
     for name in SDIST_FOLDERS:
         shutil.copytree(ROOT / name, copy / name, ignore=_IGNORE_BUILD_OUTPUTS)
@@ -67,56 +67,56 @@ def _build_sdist(folder: Path) -> None:
     untar(next(folder.glob("*.tar.gz")), folder / "unpacked")
 
 
-def build_wheel(source: Path, folder: Path, **environ: str) -> None:
-    """Build the wheel with what is installed here and these variables, and nothing from a network."""
-    shutil.rmtree(source / "build", ignore_errors=True)  # what was compiled before would be taken again
+def build_wheel(source: Path, folder: Path, **environment: str) -> None:
+    """Build the wheel with the installed build tools and these environment variables, without a network."""
+    shutil.rmtree(source / "build", ignore_errors=True)  # earlier build outputs would be reused
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    _run_quietly(*pip, "-w", str(folder), ".", cwd=source, **environ)
+    _run_quietly(*pip, "-w", str(folder), ".", cwd=source, **environment)
 
 
 def install_wheel_isolated(wheel: Path, folder: Path, *extras: str) -> None:
-    """Make a folder for PYTHONPATH that has the wheel, and hides packages that the extras do not ask for."""
+    """Install the wheel in a folder for PYTHONPATH that hides all packages except those of the extras."""
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder)]
     _run_quietly(*pip, str(wheel), cwd=wheel.parent)
-    asked_for = {*_required_distributions("mmf-win", {"", *extras}), "mmf", "mmf-win"}
+    visible = {*_required_distributions("mmf-win", {"", *extras}), "mmf", "mmf-win"}
     hidden = [
         name
         for name, distributions in importlib.metadata.packages_distributions().items()
-        if asked_for.isdisjoint(map(_normalize_name, distributions))
+        if visible.isdisjoint(map(_normalize_name, distributions))
     ]
     (folder / "sitecustomize.py").write_text(f"hidden = {hidden!a}\n{_HIDE_PACKAGES_CODE}", encoding="ascii")
 
 
 def clean_environment() -> dict[str, str]:
-    """The variables of this process without those that lead another Python to the checkout or to an MMF."""
-    compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and keeps compiled files apart
-    kept = [name for name in os.environ if name == compiled or not name.startswith(("MMF", "PYTHON"))]
-    return {name: os.environ[name] for name in kept}
+    """Return the environment without variables that make another Python find the checkout or an MMF."""
+    cache_prefix = "PYTHONPYCACHEPREFIX"  # harmless: it only separates compiled files
+    names = [name for name in os.environ if name == cache_prefix or not name.startswith(("MMF", "PYTHON"))]
+    return {name: os.environ[name] for name in names}
 
 
 def _required_distributions(name: str, extras: Iterable[str]) -> set[str]:
-    """The distributions that one requires with some of its extras, and those that these require."""
+    """Return the distributions that a distribution with these extras requires, directly or indirectly."""
     from packaging.requirements import Requirement
 
-    found: dict[str, set[str]] = {}
-    left = [(name, set(extras))]
-    while left:
-        name, wanted = left.pop()
+    extras_by_name: dict[str, set[str]] = {}
+    queue = [(name, set(extras))]
+    while queue:
+        name, wanted_extras = queue.pop()
         key = _normalize_name(name)
-        if not (new := ({""} | wanted) - found.get(key, set())):
+        if not (new_extras := ({""} | wanted_extras) - extras_by_name.get(key, set())):
             continue
-        found[key] = found.get(key, set()) | new
+        extras_by_name[key] = extras_by_name.get(key, set()) | new_extras
         for text in importlib.metadata.requires(name) or ():
-            needed = Requirement(text)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in new):
-                left.append((needed.name, set(needed.extras)))
-    return set(found) - {"mmf-win"}
+            requirement = Requirement(text)
+            if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in new_extras):
+                queue.append((requirement.name, set(requirement.extras)))
+    return set(extras_by_name) - {"mmf-win"}
 
 
 def _normalize_name(name: str) -> str:
-    """The name of a distribution as indexes write it."""
+    """Return the normalized name of a distribution, as package indexes write it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _run_quietly(*command: str, cwd: Path, **environ: str) -> None:
-    subprocess.run(command, cwd=cwd, env={**os.environ, **environ}, check=True, stdout=subprocess.DEVNULL)
+def _run_quietly(*command: str, cwd: Path, **environment: str) -> None:
+    subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
-"""Pickles for the reader of region features: hostile ones, and real ones with a few bytes changed.
+"""Pickles for the reader of region features: malicious pickles, and pickles of numpy with a few changed bytes.
 
-``python -m tests.worlds.pickles`` reads numbers and names of cases, and says what became of each.
+``python -m tests.worlds.pickles`` reads numbers and names of cases from stdin and prints the result of each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDRESSES = bytes(range(8, 16))
 
 
 def _encode_value(value: object) -> bytes:
-    """The instructions for a plain value, or given ones."""
+    """Return the instructions for a plain value; a :class:`Code` stands for itself."""
     return value.code if isinstance(value, Code) else pickle.dumps(value, 3)[2:-1].replace(b"q\x00", b"")
 
 
@@ -45,30 +45,30 @@ def call_global(name: bytes, *args: object) -> Code:
 
 
 def set_state(built: Code, *parts: object) -> Code:
-    """Return code that sets the state of the built object."""
+    """Return code that sets the state of an object."""
     return Code(built.code + b"(" + b"".join(map(_encode_value, parts)) + b"tb")
 
 
 def dtype_code(code: object = "O", *parts: object) -> Code:
-    """A type, and its state."""
-    made = call_global(b"cnumpy\ndtype\n", code, False, True)
-    return set_state(made, *parts) if parts else made
+    """Return code for a dtype with an optional state."""
+    dtype = call_global(b"cnumpy\ndtype\n", code, False, True)
+    return set_state(dtype, *parts) if parts else dtype
 
 
 def array_code(*parts: object) -> Code:
-    """An array as ``__reduce__`` of numpy tells it, with this state."""
+    """Return code for an array in the form of numpy's ``__reduce__``, with this state."""
     name = b"cnumpy.core.multiarray\n_reconstruct\n"
     empty = call_global(name, Code(b"cnumpy\nndarray\n"), Code(b"K\x00\x85"), Code(b"C\x01b"))
     return set_state(empty, *parts)
 
 
 def array_from_bytes_code(*parts: object) -> Code:
-    """An array as protocol 5 tells it."""
+    """Return code for an array in the form of protocol 5."""
     return call_global(b"cnumpy.core.numeric\n_frombuffer\n", *parts)
 
 
 def make_pickle(code: Code | bytes) -> bytes:
-    """A pickle of these instructions alone."""
+    """Return a pickle with these instructions."""
     return b"\x80\x05" + (code.code if isinstance(code, Code) else code) + b"."
 
 
@@ -85,39 +85,39 @@ _DTYPE_STATE = (
 
 HOSTILE_PICKLES = {
     "too few objects": make_pickle(array_code(1, (100_000,), dtype_code(), False, [None])),
-    "bytes for objects": make_pickle(array_code(1, (1,), dtype_code(), False, _ADDRESSES)),
-    "objects of bytes": make_pickle(array_from_bytes_code(_ADDRESSES, dtype_code(), (1,), "C")),
-    "an object of bytes": make_pickle(
+    "bytes instead of objects": make_pickle(array_code(1, (1,), dtype_code(), False, _ADDRESSES)),
+    "object array from a buffer": make_pickle(array_from_bytes_code(_ADDRESSES, dtype_code(), (1,), "C")),
+    "object scalar from bytes": make_pickle(
         call_global(b"cnumpy.core.multiarray\nscalar\n", dtype_code(), _ADDRESSES)
     ),
-    "called directly": make_pickle(call_global(b"cnumpy\nndarray\n", (1,), dtype_code(), _ADDRESSES)),
-    "fields": make_pickle(array_code(1, (1,), dtype_code("V8", *_DTYPE_STATE), False, bytes(8))),
-    "a field written to": make_pickle(
+    "direct call of ndarray": make_pickle(call_global(b"cnumpy\nndarray\n", (1,), dtype_code(), _ADDRESSES)),
+    "dtype with fields": make_pickle(array_code(1, (1,), dtype_code("V8", *_DTYPE_STATE), False, bytes(8))),
+    "item assignment to a field": make_pickle(
         array_code(1, (1,), dtype_code("V8", *_DTYPE_STATE), False, bytes(8)).code + b"\x8c\x01aK\x07s"
     ),
-    "an array written to": make_pickle(
+    "item assignment to an array": make_pickle(
         array_code(1, (1,), dtype_code("f8"), False, bytes(8)).code + b"K\x00K\x07s"
     ),
-    "arrays in arrays": make_pickle(
+    "deeply nested arrays": make_pickle(
         b"N" + 20_000 * (b"q\x00" + array_code(1, (), dtype_code(), False, Code(b"]h\x00a")).code)
     ),
-    "an array of an array's bytes": make_pickle(
+    "array that shares the buffer of another array": make_pickle(
         array_code(1, (2,), dtype_code("f8"), False, bytes(16)).code
         + b"q\x00" + array_from_bytes_code(Code(b"h\x00"), dtype_code("f8"), (2,), "C").code
         + b"h\x00("
         + b"".join(map(_encode_value, (1, (9999,), dtype_code("f8"), False, bytes(79_992))))
         + b"tb\x86"
     ),
-    "a key of tuples": make_pickle(b"})" + 300_000 * b"\x85" + b"Ns"),
-    "a set of tuples": make_pickle(b"\x8f()" + 300_000 * b"\x85" + b"\x90"),
-    "lists in lists": make_pickle(200_000 * b"]" + 199_999 * b"a"),
-    "a list in itself": make_pickle(b"]q\x00h\x00a"),
-    "doubled again and again": make_pickle(b"]q\x00" + b"".join(b"](h\x00h\x00eq\x00" for _ in range(25))),
-    "one array of the same bytes after another": make_pickle(
+    "deeply nested tuple as a key": make_pickle(b"})" + 300_000 * b"\x85" + b"Ns"),
+    "deeply nested tuple in a set": make_pickle(b"\x8f()" + 300_000 * b"\x85" + b"\x90"),
+    "deeply nested lists": make_pickle(200_000 * b"]" + 199_999 * b"a"),
+    "list that contains itself": make_pickle(b"]q\x00h\x00a"),
+    "lists that double in size": make_pickle(b"]q\x00" + b"".join(b"](h\x00h\x00eq\x00" for _ in range(25))),
+    "many arrays of the same bytes": make_pickle(
         _encode_value(bytes(1 << 20)) + b"q\x00]"
         + 5000 * (array_from_bytes_code(Code(b"h\x00"), dtype_code("i1"), (1 << 20,), "C").code + b"a")
     ),
-    "one text encoded again and again": make_pickle(
+    "many encodings of the same text": make_pickle(
         _encode_value("x" * (1 << 20)) + b"q\x00]"
         + 5000 * (call_global(_GLOBALS[2], Code(b"h\x00"), "latin1").code + b"a")
     ),
@@ -125,27 +125,27 @@ HOSTILE_PICKLES = {
     "large bytes": make_pickle(b"\x8e" + (1 << 40).to_bytes(8, "little") + b"a"),
     "a large frame": make_pickle(b"\x95" + (1 << 40).to_bytes(8, "little") + b"N"),
     "a large memo": make_pickle(b"Nr\xff\xff\xff\x7f"),
-    "a large type": make_pickle(array_code(1, (1,), dtype_code("S2000000000"), False, b"")),
-    "many of nothing": make_pickle(array_code(1, (1 << 40, 1 << 40, 0), dtype_code("f4"), False, b"")),
-    "many without bytes": make_pickle(array_code(1, (1 << 40,), dtype_code("S0"), False, b"")),
-    "many made of nothing": make_pickle(
+    "a large dtype": make_pickle(array_code(1, (1,), dtype_code("S2000000000"), False, b"")),
+    "huge shape without elements": make_pickle(array_code(1, (1 << 40, 1 << 40, 0), dtype_code("f4"), False, b"")),
+    "huge array of empty strings": make_pickle(array_code(1, (1 << 40,), dtype_code("S0"), False, b"")),
+    "many arrays of empty strings": make_pickle(
         b"]" + 50 * (array_from_bytes_code(b"", dtype_code("S0"), (1 << 20,), "C").code + b"a")
     ),
-    "text of a type that changes": make_pickle(
+    "text whose dtype changes": make_pickle(
         dtype_code("U1").code + b"q\x00"
         + array_from_bytes_code("a".encode("utf-32-le"), Code(b"h\x00"), (1,), "C").code
         + set_state(Code(b"h\x00"), 3, ">", None, None, None, 4, 4, 8).code + b"\x87"
     ),
-    "fewer than none": make_pickle(array_code(1, (-1,), dtype_code("f4"), False, b"")),
+    "negative shape": make_pickle(array_code(1, (-1,), dtype_code("f4"), False, b"")),
     "many digits": make_pickle(b"L" + 1_000_000 * b"9" + b"L\n"),
     "many marks": make_pickle(2_100_000 * b"("),
     "many parts": make_pickle(2_100_000 * b"}\x94"),
-    "a state of a function": make_pickle(b"cnumpy\ndtype\n" + b"N}\x8c\x0c__defaults__)s\x86b"),
-    "an extension": make_pickle(b"\x82\x01"),
-    "an object of a class": make_pickle(b"cnumpy\ndtype\n)\x81"),
-    "an instance": make_pickle(b"(icnumpy\ndtype\n"),
-    "another's number": make_pickle(b"Pabc\n"),
-    "text of no character": make_pickle(array_code(1, (1,), dtype_code("U1"), False, b"\xff\xff\xff\xff")),
+    "state of a function": make_pickle(b"cnumpy\ndtype\n" + b"N}\x8c\x0c__defaults__)s\x86b"),
+    "extension code": make_pickle(b"\x82\x01"),
+    "instance created by NEWOBJ": make_pickle(b"cnumpy\ndtype\n)\x81"),
+    "instance created by INST": make_pickle(b"(icnumpy\ndtype\n"),
+    "persistent id": make_pickle(b"Pabc\n"),
+    "text with an invalid character": make_pickle(array_code(1, (1,), dtype_code("U1"), False, b"\xff\xff\xff\xff")),
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def numpy_pickles() -> list[bytes]:
 
 
 def random_pickle(rng: Random) -> bytes:
-    """A pickle that nobody should trust."""
+    """Return a random malicious or damaged pickle."""
     kind = rng.random()
     if kind < 0.01:
         return rng.choice(list(HOSTILE_PICKLES.values()))
@@ -178,14 +178,14 @@ def random_pickle(rng: Random) -> bytes:
 
 
 def _random_array(rng: Random) -> Code:
-    """An array with wild parts."""
+    """Return code for an array with random, mostly inconsistent parts."""
     size = rng.choice((0, 1, 8, 8, 64))
     shape = rng.choice(((), (1,), (8,), (2, 4), (9999,), (1 << 62,), (-1,), (0, 1 << 40), (0,), 8, None))
     kind: object = dtype_code(rng.choice(_DTYPES))
     if rng.random() < 0.4:
-        own = [3, rng.choice("<>|=x"), None, None, None, -1, -1, 0]
-        own[rng.randrange(8)] = rng.choice((0, 1, 8, -1, 1 << 40, None, ("a",), "|", dtype_code("O")))
-        kind = dtype_code(rng.choice(_DTYPES), *own)
+        state = [3, rng.choice("<>|=x"), None, None, None, -1, -1, 0]
+        state[rng.randrange(8)] = rng.choice((0, 1, 8, -1, 1 << 40, None, ("a",), "|", dtype_code("O")))
+        kind = dtype_code(rng.choice(_DTYPES), *state)
     data: object = rng.choice((bytes(size), [None] * size, {}, [{}], "x" * size, bytearray(size)))
     if isinstance(data, bytearray):
         data = Code(b"\x96" + size.to_bytes(8, "little") + bytes(size))
@@ -199,33 +199,33 @@ def _random_array(rng: Random) -> Code:
 def _mutate(rng: Random, pickled: bytes) -> bytes:
     data = bytearray(pickled)
     for _ in range(rng.choice((1, 1, 2, 8))):
-        place = rng.randrange(len(data))
-        end = place + rng.randrange(8)
-        data[place:end] = rng.choice((bytes([rng.randrange(256)]), b"", data[:end], b"\x85R", b"b", b"h\x00"))
+        start = rng.randrange(len(data))
+        end = start + rng.randrange(8)
+        data[start:end] = rng.choice((bytes([rng.randrange(256)]), b"", data[:end], b"\x85R", b"b", b"h\x00"))
         if not data:
             break
     return bytes(data)
 
 
 def read_pickle(pickled: bytes) -> str:
-    """Read a pickle as mmfw does, use all of what comes out, and say what became of it."""
+    """Read a pickle as mmfw does, use the loaded value, and return ``read``, ``refused`` or ``damaged``."""
     from mmf_win.features.safe_pickle import UnsafePickleError, load_npy, load_pickle
 
     file = io.BytesIO()
     _write_npy_header(file)
-    with suppress(Exception):  # numpy's own, of the header
+    with suppress(Exception):  # an error of numpy about the header
         load_npy(file.getvalue() + pickled)
     try:
-        found = load_pickle(pickled)
+        loaded = load_pickle(pickled)
     except (UnsafePickleError, ValueError) as error:
         return "refused" if isinstance(error, UnsafePickleError) else "damaged"
-    repr(found)
-    pickle.dumps(found)
+    repr(loaded)
+    pickle.dumps(loaded)
     return "read"
 
 
 def _write_npy_header(file: io.BytesIO) -> None:
-    """The header of an array with an object."""
+    """Write the header of an object array."""
     import numpy as np
 
     header: Any = {"descr": "|O", "fortran_order": False, "shape": ()}
@@ -233,27 +233,27 @@ def _write_npy_header(file: io.BytesIO) -> None:
 
 
 class PickleReader:
-    """Another process that reads pickles; it may be ended by a signal, and then another takes its place."""
+    """Child process that reads pickles; it is restarted if a pickle has crashed it."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
 
     def read(self, case: int | str) -> str:
-        """Read the pickle of a number or a name, and return what became of it.
+        """Read the random pickle of a number or the malicious pickle of a name, and return the result.
 
         Raises:
-            AssertionError: it was not read or refused in the way that it should be.
+            AssertionError: The pickle has crashed the child process.
         """
         if self._child is None:
             command = [sys.executable, "-m", "tests.worlds.pickles"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": Path(__file__).parents[2]}
             self._child = subprocess.Popen(command, encoding="utf-8", **pipes)  # type: ignore[call-overload]
         print(case, file=self._child.stdin, flush=True)
-        if not (answer := self._child.stdout.readline()):
+        if not (result := self._child.stdout.readline()):
             code = self._child.wait()
             self._child = None
             raise AssertionError(f"{case}: the reader ended with {code}")
-        return str(answer).strip()
+        return str(result).strip()
 
     def close(self) -> None:
         """End the process."""
@@ -262,15 +262,15 @@ class PickleReader:
 
 
 def main() -> None:
-    """Read the pickles that are asked for."""
+    """Read the pickles of the cases from stdin and print their results."""
     import numpy as np
 
     np.ones((2, 2)) @ np.ones((2, 2))
     if sys.platform == "linux":
         import resource
 
-        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_MEMORY_BYTES, used + _EXTRA_MEMORY_BYTES))
+        used_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + _EXTRA_MEMORY_BYTES, used_bytes + _EXTRA_MEMORY_BYTES))
     for line in sys.stdin:
         case = line.strip()
         print(read_pickle(random_pickle(Random(int(case))) if case.isdecimal() else HOSTILE_PICKLES[case]), flush=True)

@@ -1,4 +1,4 @@
-"""Signals to every process of a job, as schedulers and containers send them; needs ``/proc``."""
+"""Signals to all processes of a job, as schedulers and containers send them; requires ``/proc``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 def list_process_tree(pid: int) -> list[int]:
-    """Return a process and all its descendants, the oldest first."""
+    """Return the ids of a process and all its descendants, parents before children."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            # pid (name) state parent …, where the name may hold anything
+        with suppress(OSError):  # the process has ended
+            # The format is "pid (name) state parent …"; the name may contain any character.
             parents[int(stat.parent.name)] = int(stat.read_bytes().rpartition(b")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += sorted(child for child, parent in parents.items() if parent == each)
-    return found
+    pids = [pid]
+    for ancestor in pids:
+        pids += sorted(child for child, parent in parents.items() if parent == ancestor)
+    return pids
 
 
 def signal_process_tree(pid: int, number: int) -> None:
-    """Send a signal to a process and all its descendants, to these first."""
-    for each in reversed(list_process_tree(pid)):
+    """Send a signal to a process and all its descendants, to the descendants first."""
+    for descendant in reversed(list_process_tree(pid)):
         with suppress(ProcessLookupError):
-            os.kill(each, number)
+            os.kill(descendant, number)

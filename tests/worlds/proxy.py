@@ -1,4 +1,4 @@
-"""A server that is stopped and started again: a port that leads to it, or that nobody listens on."""
+"""Proxy that stops and starts, which makes the server behind it seem down."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from contextlib import contextmanager, suppress
 
 
 class Proxy:
-    """Hands connections on to a real server while it is up.
+    """Proxy that forwards connections to a real server while it is started.
 
     Attributes:
-        url: its own address, which stays the same.
+        url: Address of the proxy, which stays the same.
     """
 
     def __init__(self, target_url: str) -> None:
         self._target_address = ("127.0.0.1", int(target_url.rpartition(":")[2]))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            self._port = unused.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     @contextmanager
     def accept_connections(self) -> Iterator[None]:
-        """Within the block somebody listens."""
-        with socket.create_server(("127.0.0.1", self._port)) as listening:
-            thread = threading.Thread(target=self._accept, args=[listening])
+        """Forward connections inside the ``with`` block; they are refused outside it."""
+        with socket.create_server(("127.0.0.1", self._port)) as listener:
+            thread = threading.Thread(target=self._accept, args=[listener])
             thread.start()
             try:
                 yield
             finally:
-                listening.shutdown(socket.SHUT_RDWR)
+                listener.shutdown(socket.SHUT_RDWR)
                 thread.join()
 
     def _accept(self, listener: socket.socket) -> None:
-        both: list[socket.socket] = []
+        connections: list[socket.socket] = []
         threads: list[threading.Thread] = []
-        with suppress(OSError):  # it is stopped
+        with suppress(OSError):  # the listener was closed
             while True:
                 client, _ = listener.accept()
                 server = socket.create_connection(self._target_address)
-                both += [client, server]
+                connections += [client, server]
                 for source, target in ((client, server), (server, client)):
                     threads.append(threading.Thread(target=_copy, args=[source, target]))
                     threads[-1].start()
-        for end in both:
+        for connection in connections:
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join()
-        for end in both:
-            end.close()
+        for connection in connections:
+            connection.close()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -1,12 +1,12 @@
-"""Records the files of tests/worlds/stored_files.py anew: real commands train, sweep and send a tiny world.
+"""Recorder of the files of tests/worlds/stored_files.py, which real commands write for a tiny world.
 
 ::
 
     python -m tests.worlds.record_stored_files FOLDER
 
-works in FOLDER, which must be new, for a few minutes, and replaces ``tests/worlds/stored``. It needs PyTorch,
-MMF and the extras mlflow, search and export. What was recorded must stay readable, since users have such
-files: record anew only to add to it.
+works in FOLDER, which must be new, for a few minutes, and replaces ``tests/worlds/stored``. It needs PyTorch, MMF and
+the extras mlflow, search and export. Recorded files must stay readable, because users have such files; therefore
+record again only to add files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EXCLUDED_FOLDERS = {
 
 
 class Recorder:
-    """Runs commands in a folder, and keeps the text files that they leave."""
+    """Recorder that runs commands in a folder and stores the files that they write."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ class Recorder:
         self.mmf_root = root
 
     def configure_environment(self) -> None:
-        """Have this process use the folders of this world alone, but for MMF."""
+        """Configure this process to use only folders of this world, except for MMF."""
         from mmf_win.upstream.install import find_mmf
 
         self.mmf_root = find_mmf().root
@@ -64,12 +64,12 @@ class Recorder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{self.root / 'mlflow.db'}"
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         self.root.mkdir(exist_ok=True)
-        os.chdir(self.root)  # where MLflow puts models
+        os.chdir(self.root)  # MLflow writes models to the current folder
         tempfile.tempdir = str(self.root / "temporary")
         Path(tempfile.tempdir).mkdir(parents=True, exist_ok=True)
 
     def build_dataset(self) -> None:
-        """Make the dataset with ``mmfw convert``, and put features, words and models beside it."""
+        """Convert the dataset with ``mmfw convert``, and copy features, word vectors and models to the data folder."""
         world = tiny_mmf.build(self.root / "world")
         archive = self.root / "memes.zip"
         with zipfile.ZipFile(archive, "w") as file:
@@ -79,104 +79,104 @@ class Recorder:
                 file.writestr(f"img/{path.name}", memes.image(int(path.stem)))
         self.run_command("setup", "--mmf", self.mmf_root)
         self.run_command("convert", archive, "--data-dir", self.data)
-        left_out = shutil.ignore_patterns("img", "*.jsonl")
-        shutil.copytree(world.data, self.data, dirs_exist_ok=True, ignore=left_out)
+        ignored = shutil.ignore_patterns("img", "*.jsonl")
+        shutil.copytree(world.data, self.data, dirs_exist_ok=True, ignore=ignored)
 
     def run_command(self, *arguments: object, code: int = 0, faults: list[dict[str, Any]] | None = None) -> None:
-        """Run one command, which has to end with an exit code."""
+        """Run a command that must exit with ``code``."""
         from mmf_win.cli import main
 
         os.environ["MMFW_TEST_FAULTS"] = json.dumps(faults or [])
         print("$ mmfw", *arguments, flush=True)
-        ended = main(list(map(str, arguments)))
-        assert ended == code, ended
+        exit_code = main(list(map(str, arguments)))
+        assert exit_code == code, exit_code
 
-    def run_in_folders(self, *arguments: object, **options: Any) -> None:
-        """Run one with the folders of this world."""
-        save = ["--save-dir", self.save]
-        places = save if arguments[0] in ("runs", "track") else ["--data-dir", self.data, *save]
-        self.run_command(*arguments, *places, **options)
+    def run_with_folders(self, *arguments: object, **options: Any) -> None:
+        """Run a command with the folders of this world."""
+        save_options = ["--save-dir", self.save]
+        folder_options = save_options if arguments[0] in ("runs", "track") else ["--data-dir", self.data, *save_options]
+        self.run_command(*arguments, *folder_options, **options)
 
     def write_preset(self, name: str, **changes: Any) -> Path:
-        """Write the preset of a tiny recipe."""
+        """Write a tiny recipe as a preset."""
         recipe = tiny_mmf.recipes()[name]
         settings = {**recipe.settings, "training": TRAINING}
-        values = {"model": recipe.model, "config": recipe.config, "settings": settings, "offline": True}
+        preset = {"model": recipe.model, "config": recipe.config, "settings": settings, "offline": True}
         path = self.root / f"{name}.yaml"
-        path.write_text(json.dumps(values | changes), encoding="utf-8")
+        path.write_text(json.dumps(preset | changes), encoding="utf-8")
         return path
 
-    def record_common(self) -> None:
-        """Do everything of which something stays on a disk."""
+    def run_common_commands(self) -> None:
+        """Run all commands that write files, with common options."""
         mmbt, text, bert = self.write_preset("mmbt"), self.write_preset("text"), self.write_preset("bert")
-        words = ("--updates", 3, "--seed", 1, "--name", "mmbt", "--keep-checkpoints", 2)
-        self.run_in_folders("train", mmbt, *words, "training.evaluation_interval=1")
-        self.run_in_folders("train", "--resume", "mmbt", "--updates", 4)
-        self.run_in_folders("predict", "mmbt", "--split", "test_seen", "--no-report")
-        self.run_in_folders("predict", "mmbt", "--split", "test_unseen", "--checkpoint", "last", "--no-report")
+        options = ("--updates", 3, "--seed", 1, "--name", "mmbt", "--keep-checkpoints", 2)
+        self.run_with_folders("train", mmbt, *options, "training.evaluation_interval=1")
+        self.run_with_folders("train", "--resume", "mmbt", "--updates", 4)
+        self.run_with_folders("predict", "mmbt", "--split", "test_seen", "--no-report")
+        self.run_with_folders("predict", "mmbt", "--split", "test_unseen", "--checkpoint", "last", "--no-report")
         csv = next((self.save / "mmbt").glob("*/reports/*test_seen*.csv"))
-        self.run_in_folders("export", "mmbt", "-o", self.root / "exported")
-        self.run_in_folders("train", text, "--updates", 2, "--seed", 2, "--name", "text", "optimizer.params.lr=0.002")
-        self.run_in_folders("predict", "mmbt", "text", "--split", "test_seen", "--no-report")
-        self.run_in_folders(
+        self.run_with_folders("export", "mmbt", "-o", self.root / "exported")
+        self.run_with_folders("train", text, "--updates", 2, "--seed", 2, "--name", "text", "optimizer.params.lr=0.002")
+        self.run_with_folders("predict", "mmbt", "text", "--split", "test_seen", "--no-report")
+        self.run_with_folders(
             "train", bert, "--updates", 2, "--name", "taught", "--teacher", self._make_teacher_file(csv)
         )
         oom = [{"at": "forward", "do": "cuda_oom", "above": 2}]
         stop = [*oom, {"at": "stepped", "do": "stop", "update": 3}]
-        self.run_in_folders("train", text, "--updates", 4, "--seed", 3, "--name", "shrunk", faults=oom)
-        self.run_in_folders("train", text, "--updates", 5, "--seed", 3, "--name", "stopped", code=130, faults=stop)
+        self.run_with_folders("train", text, "--updates", 4, "--seed", 3, "--name", "shrunk", faults=oom)
+        self.run_with_folders("train", text, "--updates", 5, "--seed", 3, "--name", "stopped", code=130, faults=stop)
         nan = [{"at": "forward", "do": "nan", "update": 2}]
-        self.run_in_folders("train", text, "--updates", 4, "--seed", 3, "--name", "nan", code=7, faults=nan)
+        self.run_with_folders("train", text, "--updates", 4, "--seed", 3, "--name", "nan", code=7, faults=nan)
         meter = [{"at": "meter", "above": 3}]
-        self.run_in_folders("train", text, "--updates", 2, "--name", "searched", "--batch-size", "auto", faults=meter)
-        slow = [{"at": "hardware", "do": "no_half"}]
-        self.run_in_folders(
-            "train", text, "--updates", 1, "--name", "noted", "--precision", "bf16", "--fast", faults=slow
+        self.run_with_folders("train", text, "--updates", 2, "--name", "searched", "--batch-size", "auto", faults=meter)
+        no_half = [{"at": "hardware", "do": "no_half"}]
+        self.run_with_folders(
+            "train", text, "--updates", 1, "--name", "noted", "--precision", "bf16", "--fast", faults=no_half
         )
         weights = next((self.save / "text").glob("*/checkpoints/best.ckpt"))
-        self.run_in_folders("train", text, "--updates", 1, "--seed", 4, "--name", "begun", "--init", weights)
+        self.run_with_folders("train", text, "--updates", 1, "--seed", 4, "--name", "begun", "--init", weights)
         with self._keep_temporary_run("checked"):
-            self.run_in_folders("check", text, "-o", self.root / "check.json")
+            self.run_with_folders("check", text, "-o", self.root / "check.json")
         with self._keep_temporary_run("profiled"):
-            self.run_in_folders("profile", text, "--updates", 6, "-o", self.root / "profile")
+            self.run_with_folders("profile", text, "--updates", 6, "-o", self.root / "profile")
         self._record_sweeps(text)
-        self.run_in_folders("verify")
+        self.run_with_folders("verify")
 
-    def record_rare(self) -> None:
-        """Do what fills the other fields of the records."""
+    def run_rare_commands(self) -> None:
+        """Run commands with rare options and outcomes, which fill the other fields of the records."""
         published = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"accuracy": [60.06, 0.97]}}
-        text, known = self.write_preset("text"), self.write_preset("image", published=published)
+        text, image = self.write_preset("text"), self.write_preset("image", published=published)
         weights = next((self.save / "text").glob("*/checkpoints/current.ckpt"))
-        words = ("--updates", 1, "--name", "allowed", "--allow-missing", "--trust")
-        self.run_in_folders("train", known, *words, "training.num_workers=1")
-        self.run_in_folders("train", text, "--resume", weights, "--updates", 3, "--name", "continued")
+        options = ("--updates", 1, "--name", "allowed", "--allow-missing", "--trust")
+        self.run_with_folders("train", image, *options, "training.num_workers=1")
+        self.run_with_folders("train", text, "--resume", weights, "--updates", 3, "--name", "continued")
         oom = [{"at": "validation", "do": "cuda_oom", "above": 2}]
-        self.run_in_folders("predict", "text", "--split", "dev_seen", "--no-report", faults=oom)
-        self.run_in_folders("export", "mmbt", "-o", self.root / "small", "--int8", "--max-loss", 1)
-        bus = [{"at": "step", "do": "memory_error"}]
-        self.run_in_folders("train", text, "--updates", 3, "--seed", 3, "--name", "host", code=5, faults=bus)
+        self.run_with_folders("predict", "text", "--split", "dev_seen", "--no-report", faults=oom)
+        self.run_with_folders("export", "mmbt", "-o", self.root / "small", "--int8", "--max-loss", 1)
+        memory_error = [{"at": "step", "do": "memory_error"}]
+        self.run_with_folders("train", text, "--updates", 3, "--seed", 3, "--name", "host", code=5, faults=memory_error)
         nan = [{"at": "forward", "do": "nan", "update": 2}]
-        words = ("--seeds", "7", "--updates", 3, "--slots", 1, "-o", self.save / "sweeps" / "failed")
-        self.run_in_folders("sweep", "run", text, *words, code=7, faults=nan)
-        self.run_in_folders("track", "push", "continued", "--to", "mlflow", "--track-models", "last")
+        options = ("--seeds", "7", "--updates", 3, "--slots", 1, "-o", self.save / "sweeps" / "failed")
+        self.run_with_folders("sweep", "run", text, *options, code=7, faults=nan)
+        self.run_with_folders("track", "push", "continued", "--to", "mlflow", "--track-models", "last")
         with self._keep_temporary_run("unlearned"):
-            self.run_in_folders("check", text, "optimizer.params.lr=0")
-        self.run_in_folders("train", text, "--epochs", 1, "--name", "epochs")
+            self.run_with_folders("check", text, "optimizer.params.lr=0")
+        self.run_with_folders("train", text, "--epochs", 1, "--name", "epochs")
         self._convert_user_datasets()
         self._record_predictor()
 
     def store_files(self) -> None:
-        """Store the files."""
+        """Store the files that the commands have written in ``tests/worlds/stored``."""
         texts: dict[str, list[Path]] = {"runs": [], "sweeps": [], "data": [], "rest": []}
         for path in self.root.rglob("*"):
-            inner = path.relative_to(self.root)
+            relative_path = path.relative_to(self.root)
             is_text = path.suffix in _TEXT_SUFFIXES or path.name in _TEXT_FILE_NAMES
-            if path.is_file() and is_text and not _EXCLUDED_FOLDERS & set(inner.parts):
-                kind = {"save": "runs"}.get(inner.parts[0], inner.parts[0][:4])
+            if path.is_file() and is_text and not _EXCLUDED_FOLDERS & set(relative_path.parts):
+                kind = {"save": "runs"}.get(relative_path.parts[0], relative_path.parts[0][:4])
                 kind = kind if kind in texts else "rest"
-                if "sweeps" in inner.parts:
+                if "sweeps" in relative_path.parts:
                     kind = "sweeps"
-                    if {"attempts", "checkpoints"} & set(inner.parts):  # as in other runs
+                    if {"attempts", "checkpoints"} & set(relative_path.parts):  # same formats as in other runs
                         continue
                 texts[kind].append(path)
         texts["rest"] += [self.root / "exported" / "model.json", self.root / "world/cache/mmfw-checked.json"]
@@ -184,24 +184,24 @@ class Recorder:
         stored_files.store_checkpoints(self.root, [*self.save.rglob("*.ckpt")])
 
     def _make_teacher_file(self, csv: Path) -> Path:
-        """Make a table with the probabilities of the training rows, as ``mmfw predict`` writes it."""
-        self.run_in_folders("predict", "mmbt", "--split", "train", "--no-report")
+        """Predict the training rows and return the CSV file with their probabilities."""
+        self.run_with_folders("predict", "mmbt", "--split", "train", "--no-report")
         return next(csv.parent.glob("*_train_*.csv"))
 
     def _convert_user_datasets(self) -> None:
-        """Convert memes of the user's own, and a set that lacks an image and whose others lack a label."""
-        own, lacking = self.root / "temporary" / "own", self.root / "temporary" / "lacking"
+        """Convert user-provided memes, and a dataset with a missing image."""
+        user_dir, incomplete_dir = self.root / "temporary" / "own", self.root / "temporary" / "lacking"
         tables = {split: [*range(first, first + 4)] for split, first in (("train", 1), ("dev", 5), ("test", 9))}
         for split, ids in tables.items():
             rows = [f"мем-{id_},{id_:05}.png,{id_ % 2},a cat {id_}" for id_ in ids]
-            memes.write_tree({f"{split}.csv": "\n".join(["id,img,label,text", *rows, ""]).encode()}, own)
-            memes.write_tree({f"{id_:05}.png": memes.image(id_) for id_ in ids}, own)
-        self.run_command("convert", own, "--data-dir", self.root / "data-own")
-        memes.write_tree(memes.without_images(memes.dataset_files(), [3]), lacking)
-        self.run_command("convert", lacking, "--allow-missing", "--data-dir", self.root / "data-lacking")
+            memes.write_tree({f"{split}.csv": "\n".join(["id,img,label,text", *rows, ""]).encode()}, user_dir)
+            memes.write_tree({f"{id_:05}.png": memes.image(id_) for id_ in ids}, user_dir)
+        self.run_command("convert", user_dir, "--data-dir", self.root / "data-own")
+        memes.write_tree(memes.without_images(memes.dataset_files(), [3]), incomplete_dir)
+        self.run_command("convert", incomplete_dir, "--allow-missing", "--data-dir", self.root / "data-lacking")
 
     def _record_predictor(self) -> None:
-        """Predict with a worker that stays, and keep its files, which its end removes."""
+        """Predict with a model process and copy its files, which are removed when it ends."""
         from mmf_win import Predictor
 
         image = next(self.data.rglob("*.png"))
@@ -211,26 +211,28 @@ class Recorder:
                 shutil.copytree(events.parent, self.save / "served" / "2026" / "attempts" / "1")
 
     def _record_sweeps(self, preset: Path) -> None:
-        words = ("--seeds", "1-2", "optimizer.params.lr=0.001,0.002", "--updates", 2, "--slots", 1)
-        self.run_in_folders("sweep", "run", preset, *words, "-o", self.save / "sweeps" / "grid", "--track", "mlflow")
+        options = ("--seeds", "1-2", "optimizer.params.lr=0.001,0.002", "--updates", 2, "--slots", 1)
+        self.run_with_folders(
+            "sweep", "run", preset, *options, "-o", self.save / "sweeps" / "grid", "--track", "mlflow"
+        )
         file = self.root / "search.yaml"
         train = f"mmfw train {preset} --updates 2 --seed 5 optimizer.params.lr={{lr}}"
         file.write_text(_SEARCH_SPECIFICATION.format(train=train), encoding="utf-8")
-        self.run_in_folders("sweep", "run", file, "--slots", 1, "-o", self.save / "sweeps" / "search")
-        self.run_in_folders("track", "push", "mmbt", "--to", "mlflow")
+        self.run_with_folders("sweep", "run", file, "--slots", 1, "-o", self.save / "sweeps" / "search")
+        self.run_with_folders("track", "push", "mmbt", "--to", "mlflow")
 
     @contextmanager
     def _keep_temporary_run(self, name: str) -> Iterator[None]:
-        """Keep the run that a command removes with its temporary folder."""
+        """Copy the run in a command's temporary folder before the command removes it."""
         original: Callable[..., None] = tempfile.TemporaryDirectory.__exit__
 
-        def keep_and_remove(scratch: Any, *how: Any) -> None:
-            if any(Path(scratch.name).glob("*/*/request.json")):
-                shutil.copytree(scratch.name, self.save / name)
-            original(scratch, *how)
+        def copy_and_remove(temporary_folder: Any, *exit_arguments: Any) -> None:
+            if any(Path(temporary_folder.name).glob("*/*/request.json")):
+                shutil.copytree(temporary_folder.name, self.save / name)
+            original(temporary_folder, *exit_arguments)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tempfile.TemporaryDirectory, "__exit__", keep_and_remove)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(tempfile.TemporaryDirectory, "__exit__", copy_and_remove)
             yield
 
 
@@ -252,6 +254,6 @@ if __name__ == "__main__":
     recorder = Recorder(Path(sys.argv[1]).resolve())
     recorder.configure_environment()
     recorder.build_dataset()
-    recorder.record_common()
-    recorder.record_rare()
+    recorder.run_common_commands()
+    recorder.run_rare_commands()
     recorder.store_files()

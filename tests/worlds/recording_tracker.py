@@ -1,4 +1,4 @@
-"""A tracker that records in memory what it is sent, and fails where a test says so."""
+"""Tracker that records all data in memory, and fails on request of a test."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mmf_win.tracking.tracker import MetricPoint, RunInfo, Tracker
 
 
 class RecordingTracker(Tracker):
-    """A tracker without a server.
+    """Tracker without a server.
 
     Attributes:
-        failing_methods: the methods that raise instead of recording; for a file, ``file <name>``.
-        run_id: the id that the next :meth:`open_run` returns.
-        opened_runs: what each :meth:`open_run` was asked for.
-        sent_points: the points, in the order in which they came.
-        settings, tags: those of the last :meth:`log_params`.
-        files: ``<folder>/<name>`` → the contents that it was sent with, oldest first.
-        states: the states, in the order in which they came.
-        call_count: how many methods were called.
+        failing_methods: Methods that raise instead of recording; for a file, ``file <name>``.
+        run_id: Id that the next :meth:`open_run` returns.
+        opened_runs: Argument of each :meth:`open_run`.
+        sent_points: All points, in the order of their arrival.
+        settings, tags: Arguments of the last :meth:`log_params`.
+        files: ``<folder>/<name>`` → the contents that were sent under this name, oldest first.
+        states: All states, in the order of their arrival.
+        call_count: Number of method calls.
     """
 
     name = "recording"
@@ -41,11 +41,11 @@ class RecordingTracker(Tracker):
         self.call_count = 0
 
     def steps(self, series: str) -> list[int]:
-        """Return the updates of the points of a series, in the order in which they came."""
+        """Return the updates of the points of a series, in the order of their arrival."""
         return [point.step for point in self.sent_points if point.name == series]
 
     def open_run(self, run_info: RunInfo) -> tuple[str, str]:
-        """Record the request and return :attr:`run_id`."""
+        """Record the run and return :attr:`run_id`."""
         self._record_call("open")
         self.opened_runs.append(run_info)
         return self.run_id, f"https://tracker.example/{self.run_id}"
@@ -61,7 +61,7 @@ class RecordingTracker(Tracker):
         self.sent_points += points
 
     def log_artifact(self, path: Path, folder: str) -> None:
-        """Record the content that the file has now."""
+        """Record the current content of the file."""
         self._record_call(f"file {path.name}")
         self.files.setdefault(f"{folder}/{path.name}".lstrip("/"), []).append(path.read_bytes())
 
@@ -77,10 +77,10 @@ class RecordingTracker(Tracker):
 
 
 class BufferingTracker(RecordingTracker):
-    """A recording tracker that is sure that something has arrived only when it is closed."""
+    """Recording tracker that confirms the arrival of data only when it is closed."""
 
     confirms = False
 
     def close(self) -> None:
-        """Fail where the test says so."""
+        """Record the call; raise if the test requests it."""
         self._record_call("close")

@@ -1,4 +1,4 @@
-"""A run with predictions, and the memes that it predicted, as a report finds them on disk."""
+"""Runs with predictions and their memes, as reports read them from disk."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ PUBLISHED_SCORES = {
 }
 START_TIME = 1_000_000.0
 
-requires_pages = requires_package("PIL", "jinja2", "matplotlib", "numpy")
-"""For a test that makes the page of a run."""
+requires_report_packages = requires_package("PIL", "jinja2", "matplotlib", "numpy")
+"""Mark for a test that writes a report."""
 
 
 @dataclass(frozen=True)
 class ReportWorld:
-    """A data folder and a save folder."""
+    """Data folder and save folder with runs to report on."""
 
     data: Path
     save: Path
-    random: Random = field(default_factory=lambda: Random(0))  # decides what the runs predict
+    random: Random = field(default_factory=lambda: Random(0))  # for the predictions of the runs
 
     @property
     def dataset(self) -> DatasetPaths:
-        """The folder of the memes."""
+        """Return the folder of the dataset."""
         return MmfPaths.resolve(self.data).dataset
 
     def write_annotations(self, memes: Sequence[dict[str, Any]], split: str = SPLIT) -> None:
@@ -53,17 +53,17 @@ class ReportWorld:
         self.dataset.annotation_file(split).write_bytes(b"".join(json_bytes(meme) for meme in memes))
 
     def add_run(self, name: str = "mmbt_grid", stamp: str = "2026-01-01T00-00-00", **changes: Any) -> Run:
-        """A run of an hour ago that went well and left events."""
+        """Write a finished run with events and return it."""
         run = Run(self.save / name / stamp)
         run.reports.mkdir(parents=True)
         splits = {"train": "train", "val": "dev_unseen", "test": SPLIT}
         values = {"preset": "mmbt_grid", "model": "mmbt", "config": None, "splits": splits, "seed": 1}
         values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED_SCORES, "created": START_TIME}
-        asked = run_requests.make_run_request(**{**values, **changes})
-        run.save_request(asked)
+        request = run_requests.make_run_request(**{**values, **changes})
+        run.save_request(request)
         started = {
-            "seed": asked.training_number("seed") or 4_000,
-            "max_updates": asked.training_number("max_updates") or 120,
+            "seed": request.training_number("seed") or 4_000,
+            "max_updates": request.training_number("max_updates") or 120,
         }
         write_events(run, attempt_events("1", 0, 120, **started))
         create_train_attempt(run)
@@ -71,41 +71,41 @@ class ReportWorld:
         return run
 
     def add_predictions(self, run: Run, split: str = SPLIT, *, skill: float = 0.25) -> Path:
-        """Predictions of a split that know its labels a little."""
+        """Write random predictions of a split and return their file; ``skill`` shifts them towards the labels."""
         lines = self.dataset.annotation_file(split).read_text(encoding="utf-8").splitlines()
         csv = run.reports / f"hateful_memes_{run.path.parent.name}_{split}_2026-01-01T00-00-01.csv"
         predictions = []
         for meme in map(json.loads, lines):
-            centre = 0.5 + skill * (meme.get("label", 0) - 0.5)
-            proba = min(1.0, max(0.0, self.random.gauss(centre, 0.2)))
+            mean = 0.5 + skill * (meme.get("label", 0) - 0.5)
+            proba = min(1.0, max(0.0, self.random.gauss(mean, 0.2)))
             predictions.append(Prediction(str(int(meme["id"])), proba, int(proba > 0.5)))
         write_predictions(csv, predictions)
         return csv
 
     def add_predicted_run(self, *names: str, split: str = SPLIT, skill: float = 0.25, **changes: Any) -> Run:
-        """A run that predicted a split."""
+        """Write a finished run with predictions of a split and return it."""
         run = self.add_run(*names, **changes)
         self.add_predictions(run, split, skill=skill)
         return run
 
 
 def make(folder: Path, groups: int = 8, *, draw_images: bool = True) -> ReportWorld:
-    """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others.
+    """Write memes in groups of four confounders: each of two texts on each of two pictures.
 
-    Drawing their images takes Pillow.
+    Drawing the images requires Pillow.
     """
     world = ReportWorld(folder / "data", folder / "save")
     (world.dataset.images / "img").mkdir(parents=True)
     memes: list[dict[str, Any]] = []
     for group in range(groups):
         pictures = [Picture.random(world.random, crowded=crowded) for crowded in (True, False)]
-        for place in range(4):
-            text = f"look how many {'people' if place % 2 else 'friends'} number {group}"
-            id_ = f"{1000 + 4 * group + place:05}"
-            label = (place % 2) ^ (place // 2)
+        for position in range(4):
+            text = f"look how many {'people' if position % 2 else 'friends'} number {group}"
+            id_ = f"{1000 + 4 * group + position:05}"
+            label = (position % 2) ^ (position // 2)
             memes.append({"id": id_, "img": f"img/{id_}.png", "label": label, "text": text})
             if draw_images:
-                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw_meme(pictures[place // 2], text))
+                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw_meme(pictures[position // 2], text))
     world.write_annotations(memes)
     return world
 
@@ -113,15 +113,15 @@ def make(folder: Path, groups: int = 8, *, draw_images: bool = True) -> ReportWo
 def attempt_events(
     name: str, first: int, last: int, *, val_data: Any = None, **train_started_fields: Any
 ) -> list[dict[str, Any]]:
-    """The events of an attempt to train from one update to another."""
-    begin = START_TIME + 1000 * int(name)
+    """Return the events of an attempt that trains from update ``first`` to update ``last``."""
+    start = START_TIME + 1000 * int(name)
 
     def event(update: int, kind: str, **values: Any) -> dict[str, Any]:
-        return {"t": begin + update - first, "kind": kind, "attempt": name, "update": update, **values}
+        return {"t": start + update - first, "kind": kind, "attempt": name, "update": update, **values}
 
     versions = {"python": "3.11.7", "torch": "2.13.0"}
     events = [
-        {"t": begin, "kind": "run_started", "attempt": name, **versions},
+        {"t": start, "kind": "run_started", "attempt": name, **versions},
         event(first, "train_started", max_updates=120, device="cuda:0", batch=32, seed=1) | train_started_fields,
     ]
     for update in range(first + 10, last + 1, 10):
@@ -136,34 +136,40 @@ def attempt_events(
 
 
 def create_train_attempt(run: Run, number: int = 1) -> None:
-    """Make the folder of an attempt to train, whose outcome is that of the run."""
+    """Create the folder of a training attempt of a run."""
     folder = run.attempt(number).path
     folder.mkdir(parents=True)
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(folder)).save()
 
 
 def write_events(run: Run, events: Sequence[dict[str, Any]]) -> None:
-    """Have the run's events be these."""
+    """Replace the events of a run."""
     run.events.write_bytes(b"".join(map(json_bytes, events)))
 
 
 def make_sweep_runs(
     world: ReportWorld, count: int, predicted_count: int
 ) -> tuple[list[Run], dict[Run, dict[str, object]]]:
-    """Runs of which each is better than the one before, and their settings."""
+    """Write runs with increasing scores; return them, and the settings of each run.
+
+    Args:
+        world: Folders of the runs.
+        count: Number of runs.
+        predicted_count: Number of runs with predictions.
+    """
     runs, settings = [], {}
-    for n in range(count):
-        run = world.add_run(f"task{n:02}", overrides=[f"optimizer.params.lr={n}e-6"])
+    for index in range(count):
+        run = world.add_run(f"task{index:02}", overrides=[f"optimizer.params.lr={index}e-6"])
         events = attempt_events("1", 0, 120, seed=1)
         for event in events:
             if event["kind"] == "val":
-                event["metrics"]["auroc"] += n / 1000
+                event["metrics"]["auroc"] += index / 1000
         write_events(run, events)
-        if n < predicted_count:
+        if index < predicted_count:
             world.add_predictions(run)
         runs.append(run)
-        start = f"elsewhere/a/checkpoint/of/seed/{n % 4}"
-        settings[run] = {"optimizer.params.lr": 1e-6 * 2**n, "freeze": n % 2 == 0, "модель": start}
+        start = f"elsewhere/a/checkpoint/of/seed/{index % 4}"
+        settings[run] = {"optimizer.params.lr": 1e-6 * 2**index, "freeze": index % 2 == 0, "модель": start}
     return runs, settings
 
 
@@ -174,7 +180,7 @@ def visible_text(page: Path | str) -> str:
 
 
 def record_excluded_memes(world: ReportWorld, count: int) -> None:
-    """Have the dataset be one that was converted without some memes of the split."""
+    """Write a manifest of a dataset that was converted without ``count`` memes of the split."""
     content = world.dataset.annotation_file(SPLIT).read_bytes()
     rows = len(content.splitlines())
     files = {f"annotations/{SPLIT}.jsonl": ManifestEntry(sha256(content).hexdigest(), len(content))}

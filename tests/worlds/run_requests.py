@@ -1,4 +1,4 @@
-"""Requests of runs, built from attributes, options and overrides."""
+"""Run requests from attributes, options and overrides."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OPTION_NAMES = ["seed", "batch_size", *(field.name for field in fields(MmfwSett
 
 
 def make_run_request(*, overrides: Sequence[str] = (), **values: Any) -> RunRequest:
-    """A run's request with all that in its settings."""
-    chosen = {name: values.pop(name) for name in _OPTION_NAMES if name in values}
-    of_preset = values.get("settings", {})
-    typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
-    settings = merge_settings(of_preset, CommandOptions(**chosen).settings, typed)
-    return RunRequest(**{**values, "settings": settings, "preset_settings": of_preset})
+    """Return a run request; options and overrides are merged into its settings."""
+    options = {name: values.pop(name) for name in _OPTION_NAMES if name in values}
+    preset_settings = values.get("settings", {})
+    override_settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    settings = merge_settings(preset_settings, CommandOptions(**options).settings, override_settings)
+    return RunRequest(**{**values, "settings": settings, "preset_settings": preset_settings})

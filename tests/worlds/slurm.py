@@ -1,4 +1,4 @@
-"""A stub of SLURM: it starts the job of docs/remote.md, and its scontrol notes what it is asked for."""
+"""Stub of SLURM that starts the job of docs/remote.md and records the calls of scontrol."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 
 class SlurmStub:
-    """The folder in which a job was submitted.
+    """Folder from which a job is submitted.
 
     Args:
-        folder: where the job, its environment and what it leaves are.
-        mmfw: the text of the program ``mmfw`` that the job starts.
-        environment: what the job gets beside the variables of SLURM.
+        folder: Folder of the job, its environment and its output.
+        mmfw: Text of the program ``mmfw`` that the job starts.
+        environment: Variables of the job in addition to those of SLURM.
     """
 
     def __init__(self, folder: Path, mmfw: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder, self._environment = folder, environment or {}
-        page = Path(__file__).parents[2].joinpath("docs", "remote.md").read_text(encoding="utf-8")
-        [job] = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
+        guide = Path(__file__).parents[2].joinpath("docs", "remote.md").read_text(encoding="utf-8")
+        [job] = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", guide, re.DOTALL)
         self._write("train.sbatch", job)
         self._write("bin/mmfw", mmfw)
-        self._write("bin/scontrol", '#!/bin/sh\necho "$@" >> asked\n')
+        self._write("bin/scontrol", '#!/bin/sh\necho "$@" >> scontrol_calls\n')
         self._write(".venv/bin/activate", 'PATH="$PWD/bin:$PATH"\n')
 
     def _write(self, name: str, text: str) -> None:
@@ -34,17 +34,17 @@ class SlurmStub:
         file.chmod(0o755)
 
     def read_lines(self, name: str) -> list[str]:
-        """Return the lines of a file in the folder; none where it is missing."""
+        """Return the lines of a file in the folder; an empty list if it is missing."""
         file = self.folder / name
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def scontrol_calls(self) -> list[str]:
-        """Return what scontrol was asked to do."""
-        return self.read_lines("asked")
+        """Return the arguments of each call of scontrol."""
+        return self.read_lines("scontrol_calls")
 
     def start_job(self, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
-        """Start the job in a process group of its own, with the words that its user gave it."""
-        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vilbert-1", "SLURM_RESTART_COUNT": str(restarts)}
-        environ = {**os.environ, **self._environment, **slurm}
+        """Start the job in a new session, with the arguments that its user passes."""
+        slurm_variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vilbert-1", "SLURM_RESTART_COUNT": str(restarts)}
+        environment = {**os.environ, **self._environment, **slurm_variables}
         command = ["bash", "train.sbatch", *arguments]
-        return subprocess.Popen(command, cwd=self.folder, env=environ, start_new_session=True)
+        return subprocess.Popen(command, cwd=self.folder, env=environment, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Sweeps of small real programs."""
+"""Sweeps of small programs."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from tests.worlds.report_world import create_train_attempt
 
 ROOT = Path(__file__).parents[2]
 
-# Notes when it begins and ends, and between the two waits for a file: the test decides how long.
+# Logs its begin and end, and waits between them for a file, which the test creates.
 _GATED_PROGRAM = """
 import pathlib, sys, time
-here, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-def note(what):
-    with (here / "journal").open("a") as journal:
-        journal.write(what + " " + name + chr(10))
-note("begin")
-while not ((here / "open").exists() or (here / ("open-" + name)).exists()):
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+def log(event):
+    with (folder / "journal").open("a") as journal:
+        journal.write(event + " " + name + chr(10))
+log("begin")
+while not ((folder / "open").exists() or (folder / ("open-" + name)).exists()):
     time.sleep(0.01)
-note("end")
+log("end")
 """
 
 
 def python_command(folder: Path, program: str, *arguments: str) -> str:
-    """A template that runs a Python program, kept in a folder, with words, which may be placeholders."""
+    """Write a Python program to a folder and return a template of its command; arguments may be placeholders."""
     file = folder / f"program-{sha256(program.encode()).hexdigest()[:6]}.py"
     file.write_text(program, encoding="utf-8")
     return " ".join([shlex.join([Path(sys.executable).as_posix(), file.as_posix()]), *arguments])
 
 
 def gated_command(folder: Path, prelude: str = "") -> str:
-    """The template of a command that waits, after what its program does before; see :func:`read_journal`."""
+    """Return a template of a command that runs ``prelude`` and then waits for a file; see :func:`read_journal`."""
     return python_command(folder, prelude + _GATED_PROGRAM, shlex.quote(folder.as_posix()), "{n}")
 
 
@@ -56,17 +56,17 @@ def read_journal(folder: Path) -> list[str]:
 
 
 def make_specification(text: str) -> Specification:
-    """A specification by its text."""
+    """Parse a specification."""
     return parse_specification(text, Path("params.yaml"))
 
 
 def load_tasks_by_name(output: Path) -> dict[str, Task]:
-    """The tasks of a sweep by their names."""
+    """Return the tasks of a sweep by name."""
     return {task.name: task for task in list_tasks(SweepFolder(output))}
 
 
 def start_sweep_command(*arguments: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
-    """``mmfw sweep …`` as a process of its own, whose output is read as one or, with a pipe, as two."""
+    """Start ``mmfw sweep …`` in a new process; by default stderr is redirected to stdout."""
     return subprocess.Popen(
         [sys.executable, "-m", "mmf_win", "sweep", *map(str, arguments)],
         cwd=ROOT,
@@ -79,30 +79,30 @@ def start_sweep_command(*arguments: object, stderr: int = subprocess.STDOUT) -> 
 
 
 def forbid_resume(arguments: Sequence[str], run: Run) -> list[str]:
-    """Return arguments that resume a training, where none has a checkpoint to resume from."""
+    """Raise AssertionError: the runs of the test have no checkpoint to resume from."""
     raise AssertionError(f"{run.path} has no checkpoint")
 
 
 def write_finished_run(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
-    """A finished run in a task's folder as its files tell it; other validations are worse than the best."""
+    """Write the files of a finished run to a task's folder; the second of its three validations is the best."""
     run = Run(folder.path / "demo" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
     run.save_request(RunRequest(preset="demo", model="vilbert", splits=RUN_SPLITS, data_dir=str(folder.path)))
     for update, score in ((10, auroc - 0.1), (20, auroc), (30, auroc - 0.05)):
-        told = {"auroc": score, "loss": 1 - score, **metrics}
+        all_metrics = {"auroc": score, "loss": 1 - score, **metrics}
         log = EventLog(run.events, "1")
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
-        log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
+        log.write("val", update=update, metrics=all_metrics, final=False, data={"split": "dev_seen", "rows": 8})
     create_train_attempt(run)
     AttemptOutcome("ok").save(run.outcome_file)
     return run
 
 
 def write_ended_task(sweep: SweepFolder, task: Task, state: TaskState = "success") -> Task:
-    """A task that has ended in a state, as its folder tells it; a success has finished its commands."""
+    """Write the folder of a task that has ended in a state; a successful task has finished its commands."""
     folder = sweep.task_folder(task.name)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_yaml(folder.param, {**task.values, "_name": task.name})
-    now = replace(task, state=state, finished=task.commands if state == "success" else ())
-    replace(now, starts=task.starts + 1).save(folder)
-    return now
+    ended_task = replace(task, state=state, finished=task.commands if state == "success" else ())
+    replace(ended_task, starts=task.starts + 1).save(folder)
+    return ended_task

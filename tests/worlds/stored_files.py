@@ -1,9 +1,8 @@
-"""The files that real commands once left on a disk, which every later version has to read.
+"""Files that commands of an earlier version have written, and that each later version has to read.
 
-``tests/worlds/stored`` has what tests/worlds/record_stored_files.py had them write, with placeholders for
-paths. Checkpoints are small stand-ins, and the hashes of the real ones, where files tell them, are replaced
-by those
-of the stand-ins.
+``tests/worlds/stored`` contains the files that tests/worlds/record_stored_files.py has recorded, with placeholders
+for paths. Checkpoints are replaced by small stubs. In the other files, the hashes of the real checkpoints are
+replaced by the hashes of the stubs.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _IMAGES_FILE, _CHECKPOINTS_FILE = "images.json", "checkpoints.json"
 _ROOT_PLACEHOLDER = "@ROOT@"
 _MMF_PLACEHOLDER = "@MMF@"
 _CODE_PLACEHOLDER = "@CODE@"
-_FILES_WITHOUT_FIELDS = {"fits.json", "trusted.json"}  # whose keys are values
+_FILES_WITHOUT_FIELDS = {"fits.json", "trusted.json"}  # their keys are data, not field names
 _HASH = re.compile(r"\b[0-9a-f]{64}\b")
 _UNKNOWN_FIELDS = {"of_a_later_version": {"list": [1, None, "a"]}}
 
 
 @dataclass
 class StoredFiles:
-    """The folders of a user, as commands left them.
+    """Folders of a user with files that commands have written.
 
     Attributes:
-        root: holds the rest.
-        hashes: those of the stand-ins for checkpoints → those of the real ones.
+        root: Folder of all files.
+        hashes: Hash of each checkpoint stub → hash of the real checkpoint.
     """
 
     root: Path
@@ -44,38 +43,38 @@ class StoredFiles:
 
     @property
     def save(self) -> Path:
-        """The folder of the runs and sweeps."""
+        """Return the folder of the runs and sweeps."""
         return self.root / "save"
 
     @property
     def data(self) -> Path:
-        """MMF's data folder, with a dataset that was converted."""
+        """Return MMF's data folder, which contains a converted dataset."""
         return self.root / "data"
 
     @property
     def home(self) -> Path:
-        """mmfw's own folder."""
+        """Return the home folder of mmfw."""
         return self.root / "home"
 
     def run_folder(self, name: str) -> Path:
-        """The folder of the only run of a name."""
+        """Return the folder of the only run with this name."""
         [path] = (self.save / name).iterdir()
         return path
 
     def find_files(self, *suffixes: str) -> list[Path]:
-        """The files with one of these suffixes, in order."""
+        """Return the files with one of these suffixes, sorted by path."""
         return sorted(path for path in self.root.rglob("*") if path.suffix in suffixes)
 
     def normalize_text(self, text: str) -> str:
-        """Return JSON with placeholders for paths, slashes, and the hashes of the real checkpoints."""
+        """Return a JSON text with placeholders for paths, forward slashes, and the hashes of the real checkpoints."""
         if os.sep == "\\":
             text = text.replace("\\\\", "/")
-        for shown in (json.dumps(self.root.as_posix())[1:-1], self.root.as_posix()):
-            text = text.replace(shown, _ROOT_PLACEHOLDER)
+        for root_text in (json.dumps(self.root.as_posix())[1:-1], self.root.as_posix()):
+            text = text.replace(root_text, _ROOT_PLACEHOLDER)
         return _HASH.sub(lambda match: self.hashes.get(match[0], match[0]), text)
 
     def add_unknown_fields(self) -> None:
-        """Have every record and event tell something more, as a later version may."""
+        """Add an unknown field to each record and event, as a later version may."""
         for path in self.find_files(".json", ".jsonl"):
             if path.name in _FILES_WITHOUT_FIELDS or "annotations" in path.parts:
                 continue
@@ -87,32 +86,32 @@ class StoredFiles:
             path.write_text(text, encoding="utf-8", newline="\n")
 
     def tear_last_lines(self) -> None:
-        """Leave the events as a worker does that is killed while it writes."""
+        """Append an incomplete line to each event log, like a worker that is killed while it writes."""
         for path in self.find_files(".jsonl"):
             if path.name == "events.jsonl":
                 with path.open("ab") as file:
                     file.write(b'{"t": 1795897748.2, "kind": "train", "attempt": "1", "upd')
 
     def insert_event(self, run: str, line: str) -> None:
-        """Have a run tell of one more event, before the last one."""
+        """Insert an event before the last one of a run."""
         path = self.run_folder(run) / "events.jsonl"
         *lines, last = path.read_text(encoding="utf-8").splitlines()
         path.write_text("\n".join([*lines, line, last, ""]), encoding="utf-8", newline="\n")
 
     def update_record(self, path: Path, **values: Any) -> None:
-        """Change values of a record; names of files that are no UTF-8 are escaped, as mmfw does."""
+        """Change values of a record; file names that are not UTF-8 are escaped, as mmfw does."""
         record = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps(record | values, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
 def build(root: Path) -> StoredFiles:
-    """Make the files in ``root``, a folder that is made if need be."""
+    """Write the files to ``root``, which is created if necessary."""
     stored = StoredFiles(root)
     hashes = {}
-    for name, about in _read(_CHECKPOINTS_FILE).items():
-        file = _write_stub_checkpoint(root / name, about)
-        hashes[about["sha256"]] = hashlib.sha256(file.read_bytes()).hexdigest()
-    stored.hashes = {fake: real for real, fake in hashes.items()}
+    for name, values in _read(_CHECKPOINTS_FILE).items():
+        file = _write_stub_checkpoint(root / name, values)
+        hashes[values["sha256"]] = hashlib.sha256(file.read_bytes()).hexdigest()
+    stored.hashes = {stub: real for real, stub in hashes.items()}
     for archive in sorted(STORED_DIR.glob("files-*.json")):
         for name, lines in _read(archive.name).items():
             text = _fill_placeholders("\n".join(lines), root, is_json=name.endswith((".json", ".jsonl")))
@@ -128,24 +127,24 @@ def build(root: Path) -> StoredFiles:
 
 
 def store_files(root: Path, texts: dict[str, list[Path]], images: list[Path], mmf: Path) -> None:
-    """Store files below ``root``, which real commands have just written.
+    """Store files below ``root`` that commands have just written.
 
     Args:
-        root: the folder whose path becomes a placeholder.
-        texts: name of the archive → its files.
-        images: binary files.
-        mmf: the folder of MMF, which becomes a placeholder, too.
+        root: Folder whose path is replaced by a placeholder.
+        texts: Name of the archive → its files.
+        images: Binary files.
+        mmf: Folder of MMF, whose path is also replaced by a placeholder.
     """
     STORED_DIR.mkdir(exist_ok=True)
     code = Path(__file__).parents[2]
     for archive, paths in texts.items():
-        found = {}
+        archive_lines = {}
         for path in sorted(paths):
             text = path.read_text(encoding="utf-8")
-            for place, name in ((root, _ROOT_PLACEHOLDER), (mmf, _MMF_PLACEHOLDER), (code, _CODE_PLACEHOLDER)):
-                text = text.replace(str(place), name)
-            found[path.relative_to(root).as_posix()] = text.split("\n")
-        _write(f"files-{archive}.json", found)
+            for folder, placeholder in ((root, _ROOT_PLACEHOLDER), (mmf, _MMF_PLACEHOLDER), (code, _CODE_PLACEHOLDER)):
+                text = text.replace(str(folder), placeholder)
+            archive_lines[path.relative_to(root).as_posix()] = text.split("\n")
+        _write(f"files-{archive}.json", archive_lines)
     _write(
         _IMAGES_FILE,
         {path.relative_to(root).as_posix(): base64.b64encode(path.read_bytes()).decode() for path in images},
@@ -153,19 +152,19 @@ def store_files(root: Path, texts: dict[str, list[Path]], images: list[Path], mm
 
 
 def store_checkpoints(root: Path, paths: list[Path]) -> None:
-    """Store what stand-ins for real checkpoints have to tell."""
+    """Store the values of real checkpoints that their stubs must have."""
     import torch
 
-    found = {}
+    stub_values = {}
     for path in sorted(paths):
-        known = torch.load(path, weights_only=True)
-        found[path.relative_to(root).as_posix()] = {
-            "update": known["num_updates"],
-            "epoch": known["current_epoch"],
-            "best_update": known["best_update"],
+        checkpoint = torch.load(path, weights_only=True)
+        stub_values[path.relative_to(root).as_posix()] = {
+            "update": checkpoint["num_updates"],
+            "epoch": checkpoint["current_epoch"],
+            "best_update": checkpoint["best_update"],
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
-    _write(_CHECKPOINTS_FILE, found)
+    _write(_CHECKPOINTS_FILE, stub_values)
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -180,13 +179,13 @@ def _write(name: str, value: object) -> None:
 
 def _fill_placeholders(text: str, root: Path, *, is_json: bool) -> str:
     for name, path in ((_ROOT_PLACEHOLDER, root), (_MMF_PLACEHOLDER, root / "mmf"), (_CODE_PLACEHOLDER, root / "code")):
-        shown = json.dumps(str(path), ensure_ascii=False)[1:-1] if is_json else str(path)
-        text = text.replace(name, shown)
+        path_text = json.dumps(str(path), ensure_ascii=False)[1:-1] if is_json else str(path)
+        text = text.replace(name, path_text)
     return text
 
 
 def _write_stub_checkpoint(path: Path, values: dict[str, Any]) -> Path:
-    """Write what can be read of a checkpoint without torch; two of them have the same bytes if they had."""
+    """Write the part of a checkpoint that is read without torch; stubs of equal checkpoints are equal."""
     best = {"best_update": values["best_update"], "best_iteration": values["best_update"]}
     counts = {"num_updates": values["update"], "current_epoch": values["epoch"], "best_metric_value": 0.5}
     config = {"env": {"save_dir": values["sha256"]}}
@@ -195,5 +194,5 @@ def _write_stub_checkpoint(path: Path, values: dict[str, Any]) -> Path:
         contents = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in contents.items():
-            archive.writestr(zipfile.ZipInfo(name), content)  # without a time
+            archive.writestr(zipfile.ZipInfo(name), content)  # with a constant time
     return path

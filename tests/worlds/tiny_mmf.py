@@ -1,7 +1,7 @@
-"""A small world in which the real MMF trains in seconds: data, word vectors, a BERT, and sizes to match.
+"""Small data, word vectors and models with which the real MMF trains in seconds.
 
-Everything is seeded, a few megabytes large, and in the formats of the real thing. Recipes make the published
-baselines, and models of the newest MMF, as small.
+They are seeded, take a few megabytes and have the formats of the real files. The recipes are the published baselines
+and the models of the newest MMF at matching sizes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tests.worlds import feature_files
 
 WORDS = (*("a", "the", "cat", "dog", "tree", "love", "hate", "good", "bad", "this", "you"), *("café", "смех", "世界"))
 SPLIT_SIZES = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
-BOX_COUNT = 10  # of each image; real ones have 100
-TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
-HIDDEN, LAYERS, HEADS, INTERMEDIATE_SIZE, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
+BOX_COUNT = 10  # boxes per image; real images have 100
+TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # vocabulary of the BERT
+HIDDEN, LAYERS, HEADS, INTERMEDIATE_SIZE, POSITIONS = 32, 2, 4, 64, 64  # sizes of the BERT
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
 BERT_SIZES = SIZES | {
     "intermediate_size": INTERMEDIATE_SIZE,
     "max_position_embeddings": POSITIONS,
     "vocab_size": len(TOKENS),
 }
-FEATURE_SIZE = 2048  # numbers a box, which MMF's configurations count on
-FC7_SIZE = 24  # real ones have 2048
-BERT = "bert-base-uncased"  # as MMF's configurations call it
+FEATURE_SIZE = 2048  # numbers per box; fixed in MMF's configurations
+FC7_SIZE = 24  # the real layer has 2048
+BERT = "bert-base-uncased"  # name in MMF's configurations
 CLIP = "owner/clip@0123456789abcdef0123456789abcdef01234567"
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
-CLASS_COUNT = 1601  # of the detector that made the real features
+CLASS_COUNT = 1601  # classes of the detector that extracted the real features
 Settings = dict[str, Any]
 
 
 class TinyWorld:
-    """The folder of everything.
+    """Folder of the data, caches and models.
 
     Args:
-        root: holds the rest.
+        root: Folder of all other folders.
     """
 
     def __init__(self, root: Path) -> None:
@@ -53,18 +53,18 @@ class TinyWorld:
         self.data = root / "data"  # for MMF_DATA_DIR
         self.cache = root / "cache"  # for MMF_CACHE_DIR; holds the GloVe file
         self.models = root / "hf"  # for HF_HOME
-        # Of two layers, where transformers has put it.
+        # BERT of two layers, in the cache of transformers.
         self.bert = self.models / "hub" / f"models--{BERT}" / "snapshots" / COMMIT
         self.clip = self.models / "hub" / "models--owner--clip" / "snapshots" / CLIP.partition("@")[2]
         self.dataset = self.data / "datasets" / "hateful_memes" / "defaults"
 
     def copy(self, root: Path) -> TinyWorld:
-        """Copy the world to another folder, where a test may change it."""
+        """Copy the world to another folder, so that a test can change it."""
         return TinyWorld(Path(shutil.copytree(self.root, root)))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the settings that MMF needs, with all downloads disabled."""
+        """Return the environment variables that MMF needs, with all downloads disabled."""
         return {
             "MMF_DATA_DIR": str(self.data),
             "MMF_CACHE_DIR": str(self.cache),
@@ -78,7 +78,7 @@ class TinyWorld:
 
 
 def build(root: Path) -> TinyWorld:
-    """The whole world in ``root``, a folder that is made if need be."""
+    """Build the world in ``root``, which is created if necessary."""
     world = TinyWorld(root)
     root.mkdir(parents=True, exist_ok=True)
     (root / "zoo.yaml").write_text("{}\n", encoding="utf-8")
@@ -98,7 +98,7 @@ def build(root: Path) -> TinyWorld:
 
 
 def build_dataset(root: Path, splits: Mapping[str, int] = SPLIT_SIZES) -> list[str]:
-    """Annotations with labels, and images, in MMF's layout; returns the images' stems."""
+    """Write annotations with labels and images in MMF's layout, and return the stems of the images."""
     import numpy as np
     from PIL import Image
 
@@ -108,10 +108,10 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLIT_SIZES) -> list[s
     for folder in (images, annotations):
         folder.mkdir(parents=True)
     stems = [f"{number:05}" for number in random.permutation(90_000)[: sum(splits.values())] + 1]
-    left = iter(stems)
+    unused_stems = iter(stems)
     for split, count in splits.items():
         lines = []
-        for row, stem in enumerate(islice(left, count)):
+        for row, stem in enumerate(islice(unused_stems, count)):
             pixels = random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(images / f"{stem}.png")
             text = " ".join(random.choice(WORDS, 5))
@@ -122,14 +122,14 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLIT_SIZES) -> list[s
 
 
 def build_features(path: Path, stems: list[str]) -> None:
-    """Region features as MMF's LMDB: a pickled record for each image, and their keys under ``keys``."""
+    """Write region features as MMF's LMDB: a pickled record per image, and the list of keys under ``keys``."""
     import lmdb
     import numpy as np
 
     random = np.random.default_rng(0)
     path.mkdir(parents=True)
     keys = [stem.encode() for stem in stems]
-    # create=True would make the folder, on Windows under a name in the ANSI code page.
+    # On Windows, create=True would create the folder under a name in the ANSI code page.
     with lmdb.open(str(path), map_size=1 << 28, create=False) as env, env.begin(write=True) as transaction:
         transaction.put(b"keys", pickle.dumps(keys))
         for key in keys:
@@ -138,12 +138,12 @@ def build_features(path: Path, stems: list[str]) -> None:
             record = {**info, "feature_path": key.decode(), "features": features}
             transaction.put(key, pickle.dumps(record))
     with lmdb.open(str(path), readonly=True, lock=False) as env:
-        used = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    os.truncate(path / "data.mdb", used)  # Windows makes it as large as the map
+        used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    os.truncate(path / "data.mdb", used_bytes)  # on Windows the file is as large as the map
 
 
 def build_word_vectors(path: Path) -> None:
-    """GloVe's text format with 300 numbers a word."""
+    """Write word vectors in GloVe's text format, with 300 numbers per word."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def build_word_vectors(path: Path) -> None:
 
 
 def build_fc7(folder: Path) -> None:
-    """The last layer of the detector, which models with features fine-tune, with fewer outputs."""
+    """Write the detector's last layer, which models with features fine-tune, with fewer outputs."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -162,12 +162,12 @@ def build_fc7(folder: Path) -> None:
 
 
 def build_bert(folder: Path) -> None:
-    """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
+    """Write a BERT of two layers with random weights, its heads and its vocabulary, in a child process."""
     _write_models(_write_bert_call(folder))
 
 
 def build_models(world: TinyWorld) -> None:
-    """Write the same, and a CLIP of two layers for images of 32 pixels with its tokenizer, in one child process."""
+    """Write the BERT, and a CLIP of two layers for images of 32 pixels with its tokenizer, in one child process."""
     sizes = {**SIZES, "intermediate_size": INTERMEDIATE_SIZE, "projection_dim": 16}
     text = {**sizes, "max_position_embeddings": POSITIONS}
     vision = {**sizes, "image_size": 32, "patch_size": 16}
@@ -185,7 +185,7 @@ def _write_models(*calls: str) -> None:
 
 
 def copy_without_labels(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:
-    """A copy of a world in which a split has no labels."""
+    """Copy a world and remove the labels of a split."""
     copy = world.copy(root)
     path = copy.dataset / "annotations" / f"{split}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -199,25 +199,25 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 class Recipe(NamedTuple):
-    """One of the published baselines at a tiny size."""
+    """Published baseline at a tiny size."""
 
     model: str
-    config: str | None  # MMF's own, over which the settings are merged
+    config: str | None  # configuration of MMF into which the settings are merged
     settings: Settings
 
 
 def recipes() -> dict[str, Recipe]:
-    """The baselines that can be trained without downloads, by name, for both versions of MMF."""
+    """Return the baselines that can be trained without downloads, by name, for both versions of MMF."""
     text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": {**SIZES}}}
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
     regions: Settings = {"modal_hidden_size": FC7_SIZE}
     tokens = {"params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16}}
-    whole_bert: Settings = {**BERT_SIZES, "bert_model_name": BERT}
+    complete_bert: Settings = {**BERT_SIZES, "bert_model_name": BERT}
     cnn: Settings = {
         "cnn": {"layers": {"input_dims": [3, 8], "output_dims": [8, 10], "kernel_sizes": [5, 5]}},
         "classifier": {"params": {"in_dim": 740}},
     }
-    vilbert = whole_bert | {
+    vilbert = complete_bert | {
         "v_hidden_size": HIDDEN,
         "v_num_hidden_layers": LAYERS,
         "v_num_attention_heads": HEADS,
@@ -263,13 +263,13 @@ def recipes() -> dict[str, Recipe]:
         "late_fusion": recipe("late_fusion", "others/late_fusion/hateful_memes/defaults", text | image),
         "mmbt": recipe("mmbt", "mmbt/configs/hateful_memes/defaults", text | image),
         "mmbt_regions": recipe("mmbt", "mmbt/configs/hateful_memes/with_features", text | regions),
-        "visual_bert": recipe("visual_bert", "visual_bert/configs/hateful_memes/direct", whole_bert),
+        "visual_bert": recipe("visual_bert", "visual_bert/configs/hateful_memes/direct", complete_bert),
         "vilbert": recipe("vilbert", "vilbert/configs/hateful_memes/direct", vilbert),
     }
 
 
 def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
-    """Models that 1.0.0rc12 alone has, two of them with configurations that are not for Hateful Memes."""
+    """Return the models that only MMF 1.0.0rc12 has; for two of them, MMF has no Hateful Memes configuration."""
     tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
     text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
     bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
@@ -285,12 +285,12 @@ def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
             "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
         },
     }
-    # What transformers reads of a vision transformer that begins with random weights.
+    # transformers reads this configuration to build a vision transformer with random weights.
     vit = SIZES | {"model_type": "vit", "intermediate_size": INTERMEDIATE_SIZE, "image_size": 32, "patch_size": 16}
     folder = world.root / "vit"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(vit), encoding="utf-8")
-    picture: Settings = SIZES | {
+    image_encoder: Settings = SIZES | {
         "random_init": True,
         "image_size": [32, 32],
         "patch_size": 16,
@@ -300,18 +300,18 @@ def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
         "pretrained_model_name": str(folder),
     }
     head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
-    words = {"bert_model_name": BERT, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
+    text_embeddings = {"bert_model_name": BERT, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
     vilt: Settings = {
         "tasks": "hateful_memes",
         "heads": {"hateful_memes": [head | {"pooler_name": "bert_pooler"}]},
         "losses": {"loss": "cross_entropy"},
-        "image_encoder": {"type": "vit", "params": picture},
-        "text_embeddings": words | {"max_position_embeddings": POSITIONS},
+        "image_encoder": {"type": "vit", "params": image_encoder},
+        "text_embeddings": text_embeddings | {"max_position_embeddings": POSITIONS},
     }
-    pieces = {"from_pretrained": BERT, "mask_probability": 0, "max_seq_length": 16}
-    pictures: Settings = {
+    tokenizer = {"from_pretrained": BERT, "mask_probability": 0, "max_seq_length": 16}
+    vilt_dataset: Settings = {
         "processors": {
-            "text_processor": {"type": "vilt_text_tokenizer", "params": pieces},
+            "text_processor": {"type": "vilt_text_tokenizer", "params": tokenizer},
             "image_processor": {"type": "vilt_image_processor", "params": {"size": [32, 32]}},
         }
     }
@@ -325,7 +325,7 @@ def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
         }
         return Recipe(model, f"configs/models/{model}/defaults.yaml", settings)
 
-    part = {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
+    modality = {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
     resnet = {"pretrained": False, "pool_type": "avg", "num_output_features": 1}
     texts = {"type": "text", "key": "text", "position_dim": POSITIONS, "segment_id": 0}
     images = {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
@@ -335,13 +335,13 @@ def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
         "backend": {"params": {**SIZES, "max_position_embeddings": POSITIONS}},
         "heads": [{"type": "mlp", "hidden_size": HIDDEN, "num_labels": 2}],
         "modalities": [
-            {**texts, **part, "embedding_dim": HIDDEN},
-            {**images, **part, "embedding_dim": FEATURE_SIZE, "encoder": encoder},
+            {**texts, **modality, "embedding_dim": HIDDEN},
+            {**images, **modality, "embedding_dim": FEATURE_SIZE, "encoder": encoder},
         ],
     }
     return {
         "lxmert": recipe("lxmert", lxmert, regions),
-        "vilt": recipe("vilt", vilt, pictures),
+        "vilt": recipe("vilt", vilt, vilt_dataset),
         "mmf_transformer": Recipe(
             "mmf_transformer",
             "projects/hateful_memes/configs/mmf_transformer/defaults.yaml",

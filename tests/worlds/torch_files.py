@@ -1,4 +1,4 @@
-"""Zip files that are laid out as torch lays out its own, made without torch."""
+"""Zip files in the layout of torch, written without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_torch_zip(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
-    """A file with something pickled and one storage."""
+    """Write a file with a pickled object and one storage, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/data.pkl", pickle.dumps(contents))
@@ -21,7 +21,7 @@ def write_torch_zip(path: Path, contents: Any, storage: bytes = bytes(100_000)) 
 def write_checkpoint(
     path: Path, update: int, epoch: int = 1, best_update: int | None = None, save_dir: str = ""
 ) -> Path:
-    """Write files like those that MMF saves, readable without torch; the best one unless another is named."""
+    """Write a checkpoint like those of MMF, readable without torch; by default its own update is the best one."""
     counts = {"num_updates": update, "current_epoch": epoch}
     config = {"env": {"save_dir": save_dir}}
     best_update = update if best_update is None else best_update

@@ -1,4 +1,4 @@
-"""A web server on this machine that serves files as real ones do, and fails as they do."""
+"""Local web server that serves files, and fails, like real servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class ReceivedRequest(NamedTuple):
-    """A request that came."""
+    """Request that the server received."""
 
     method: str
     path: str
@@ -22,27 +22,27 @@ class ReceivedRequest(NamedTuple):
 
 @dataclass
 class PlannedResponse:
-    """The form of the next response; a fault changes it."""
+    """Response that a fault can change before it is sent."""
 
     body: bytes
     status: int
-    headers: dict[str, str | None] = field(default_factory=dict)  # None leaves one out
-    max_sent_bytes: int | None = None  # send only so many bytes of the body
-    stall_event: threading.Event | None = None  # wait for this after what is sent, instead of ending
+    headers: dict[str, str | None] = field(default_factory=dict)  # None omits a header
+    max_sent_bytes: int | None = None  # None sends the complete body
+    stall_event: threading.Event | None = None  # wait for this event before closing the connection
 
 
 Fault = Callable[[PlannedResponse], None]
 
 
 class WebServer:
-    """Serves ``files`` with ranges and entity tags.
+    """Server of ``files`` with ranges and entity tags.
 
     Attributes:
-        url: of the folder that holds the files.
-        faults: what goes wrong with the next GETs, one each; None for an answer that is right.
-        etags: whether it names the version of a file.
-        ranges: whether it sends parts.
-        headers: sent with every answer.
+        url: URL of the folder of the files.
+        faults: Faults of the next GET requests, one each; None for a correct response.
+        etags: Whether responses have entity tags.
+        ranges: Whether range requests are supported.
+        headers: Headers of each response.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -58,7 +58,7 @@ class WebServer:
     @classmethod
     @contextmanager
     def serving(cls, **files: bytes) -> Iterator[WebServer]:
-        """A server that runs inside the ``with`` block; ``_`` in a name stands for a dot."""
+        """Yield a server that runs inside the ``with`` block; ``_`` in a file name stands for a dot."""
         server = cls({name.replace("_", "."): content for name, content in files.items()})
         thread = threading.Thread(target=server._http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -72,30 +72,32 @@ class WebServer:
 
     @property
     def content_requests(self) -> list[ReceivedRequest]:
-        """The requests for content."""
-        return [asked for asked in self.requests if asked.method == "GET"]
+        """Return the GET requests."""
+        return [request for request in self.requests if request.method == "GET"]
 
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked = ReceivedRequest(self.command, self.path, dict(self.headers))
-                outer.requests.append(asked)
+                received = ReceivedRequest(self.command, self.path, dict(self.headers))
+                outer.requests.append(received)
                 send_body = self.command == "GET"
                 content = outer.files.get(self.path.lstrip("/"))
-                answer = PlannedResponse(b"", 404) if content is None else outer._plan_response(content, asked.headers)
+                response = (
+                    PlannedResponse(b"", 404) if content is None else outer._plan_response(content, received.headers)
+                )
                 if content is not None and send_body and outer.faults and (fault := outer.faults.pop(0)):
-                    fault(answer)
-                self.send_response(answer.status)
-                length = {"Content-Length": str(len(answer.body))}
-                for name, value in {**outer.headers, **length, **answer.headers}.items():
+                    fault(response)
+                self.send_response(response.status)
+                length = {"Content-Length": str(len(response.body))}
+                for name, value in {**outer.headers, **length, **response.headers}.items():
                     if value is not None:
                         self.send_header(name, value)
                 self.end_headers()
                 if send_body:
-                    self.wfile.write(answer.body[: answer.max_sent_bytes])
-                    if answer.stall_event is not None:
+                    self.wfile.write(response.body[: response.max_sent_bytes])
+                    if response.stall_event is not None:
                         self.wfile.flush()
-                        answer.stall_event.wait()
+                        response.stall_event.wait()
 
             do_HEAD = do_GET
 
@@ -106,43 +108,43 @@ class WebServer:
 
     def _plan_response(self, content: bytes, headers: dict[str, str]) -> PlannedResponse:
         tag = f'"{hashlib.sha256(content).hexdigest()}"'
-        known = {"ETag": tag} if self.etags else {}
-        wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
-        if not (self.ranges and wanted) or headers.get("If-Range", tag) != tag:
-            return PlannedResponse(content, 200, {**known})
-        start = int(wanted[1])
+        tag_header = {"ETag": tag} if self.etags else {}
+        range_match = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
+        if not (self.ranges and range_match) or headers.get("If-Range", tag) != tag:
+            return PlannedResponse(content, 200, {**tag_header})
+        start = int(range_match[1])
         if start >= len(content):
             return PlannedResponse(b"", 416, {"Content-Range": f"bytes */{len(content)}"})
-        place = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return PlannedResponse(content[start:], 206, {**known, "Content-Range": place})
+        content_range = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        return PlannedResponse(content[start:], 206, {**tag_header, "Content-Range": content_range})
 
 
 def drop_connection_after(byte_count: int) -> Fault:
-    """The connection ends after so many bytes."""
-    return lambda answer: vars(answer).update(max_sent_bytes=byte_count)
+    """Return a fault that closes the connection after ``byte_count`` bytes."""
+    return lambda response: vars(response).update(max_sent_bytes=byte_count)
 
 
 def stall_after(server: WebServer, byte_count: int) -> Fault:
-    """Nothing comes any more after so many bytes, and the connection stays."""
-    return lambda answer: vars(answer).update(max_sent_bytes=byte_count, stall_event=server.shutdown_event)
+    """Return a fault that sends ``byte_count`` bytes and then keeps the connection open without sending more."""
+    return lambda response: vars(response).update(max_sent_bytes=byte_count, stall_event=server.shutdown_event)
 
 
 def respond_with(status: int, body: bytes = b"", **headers: str | None) -> Fault:
-    """Another answer altogether; ``_`` in a header's name stands for a hyphen."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda answer: vars(answer).update(status=status, body=body, headers=named)
+    """Return a fault that replaces the response; ``_`` in the name of a header stands for a hyphen."""
+    response_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda response: vars(response).update(status=status, body=body, headers=response_headers)
 
 
 login_page = respond_with(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")
-"""A page instead of the file, as a hotel's network sends it, with the status 200."""
+"""Fault that sends a page with status 200 instead of the file, like the login page of a hotel network."""
 
 
 def declare_length(length: int) -> Fault:
-    """The length that is announced is wrong."""
-    return lambda answer: answer.headers.update({"Content-Length": str(length)})
+    """Return a fault that sends a wrong Content-Length."""
+    return lambda response: response.headers.update({"Content-Length": str(length)})
 
 
-def send_wrong_range(answer: PlannedResponse) -> None:
-    """A part that begins elsewhere than was asked for."""
-    answer.status = 206
-    answer.headers["Content-Range"] = f"bytes 1-{len(answer.body)}/{len(answer.body) + 1}"
+def send_wrong_range(response: PlannedResponse) -> None:
+    """Change a response to a range that starts at another byte than the requested one."""
+    response.status = 206
+    response.headers["Content-Range"] = f"bytes 1-{len(response.body)}/{len(response.body) + 1}"

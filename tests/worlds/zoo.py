@@ -1,4 +1,4 @@
-"""A zoo of MMF's in miniature: archives on a web server of this machine, and the YAML that names them."""
+"""Miniature of MMF's zoo: archives on a local web server, and the YAML files that name them."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from tests.worlds.memes import tar_gz
 from tests.worlds.tools import untar
 from tests.worlds.web_server import WebServer
 
-LMDB_DATA = bytes(range(256)) * 4096  # stands in for an LMDB where nobody opens it
+LMDB_DATA = bytes(range(256)) * 4096  # placeholder for an LMDB in tests that do not open it
 _LMDB_FILE = "detectron.lmdb/data.mdb"
 FC7_FILES = {"fc7_w.pkl": b"weights" * 1000, "fc7_b.pkl": b"bias" * 100}
 
 
 def sha256(content: bytes) -> str:
-    """In hex."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def features_archive(data: bytes = LMDB_DATA) -> bytes:
-    """Entry like MMF's ``features.tar.gz``."""
+    """Return an archive like MMF's ``features.tar.gz``."""
     return tar_gz({_LMDB_FILE: data, "detectron.lmdb/lock.mdb": b"lock"})
 
 
 @dataclass(frozen=True)
 class Zoo:
-    """Archives on a server, and what needs them in MMF's folders."""
+    """Archives on a server and the inputs that they contain."""
 
     server: WebServer
     mmf_paths: MmfPaths
 
     @property
     def features(self) -> RegionFeaturesInput:
-        """An LMDB of region features, as far as its bytes go."""
+        """Return the input of region features; the LMDB has placeholder content."""
         folder = self.mmf_paths.dataset.features
         entry = self._entry(folder, "features.tar.gz")
         return RegionFeaturesInput("region features", folder, self.mmf_paths, (_LMDB_FILE,), entry=entry)
 
     @property
     def fc7(self) -> ArchiveInput:
-        """The detector's last layer, two files."""
+        """Return the input with the last layer of the detector, which has two files."""
         folder = self.mmf_paths.data_dir / "models" / "detectron.defaults"
         entry = self._entry(folder, "fc7.tar.gz")
         return ArchiveInput("detectron fc7", folder, self.mmf_paths, tuple(FC7_FILES), entry=entry)
@@ -59,11 +59,11 @@ class Zoo:
 
 
 def write_zoo_files(folder: Path, server: WebServer, **archives: tuple[str, str]) -> dict[str, str]:
-    """MMF's zoo in two files; returns the variables that make MMF read them.
+    """Write the two files of MMF's zoo and return the variables that make MMF read them.
 
     Args:
-        folder: where they go.
-        server: serves the archives.
+        folder: Target folder.
+        server: Server of the archives.
         archives: ``features`` or ``extras``, or a model's key with ``__`` for its dots → name of the archive
             on the server, name on disk.
     """
@@ -90,18 +90,18 @@ def write_zoo_files(folder: Path, server: WebServer, **archives: tuple[str, str]
 def fetch(
     zoo: Zoo, *inputs: InputFiles, source: str | Path | None = None, keep_archives: bool = True
 ) -> list[VerificationResult]:
-    """Fetch what is needed."""
+    """Fetch the inputs and return the results of their verification."""
     mirror = replace(Mirror.from_source(None if source is None else str(source)), keep_archives=keep_archives)
     return fetch_inputs(inputs, zoo.mmf_paths, mirror)
 
 
 def lmdb_data_file(zoo: Zoo) -> Path:
-    """The features' file."""
+    """Return the data file of the LMDB of region features."""
     return zoo.features.files()[0]
 
 
 def unpack_like_mmf(zoo: Zoo) -> None:
-    """The archive, beside it what came out of it, and MMF's marker."""
+    """Unpack the region features as MMF does, with the archive and MMF's marker in the same folder."""
     folder = zoo.mmf_paths.dataset.features
     folder.mkdir(parents=True)
     (folder / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])

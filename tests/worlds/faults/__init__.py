@@ -1,42 +1,42 @@
-"""A user_dir for MMF that makes a run fail where a test wants it to; it also has the small ResNet.
+"""User_dir for MMF that injects faults into a run; it also contains the small ResNet.
 
-The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each an object::
+The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults. Each fault is an object::
 
-    at      forward, backward      of a training batch (or of a part of one)
-            validation             a layer of a model that is not in training, in a prediction, too
+    at      forward, backward      forward or backward pass of a training micro-batch
+            validation             layer of a model in evaluation mode, also in predictions
             step, stepped          before and after the optimizer's step
-            loader                 a DataLoader is made
-            loader_worker          one of its workers starts, in the worker's own process
-            fetch                  one of its workers makes the batch after ``above`` others
-            writing                a checkpoint has its bytes, but not its name
-            saved                  MMF's Checkpoint.save is done
-            ending                 all is done, and the outcome is about to be written
-            exporting              torch makes a graph of the model
-            meter                  a fake one says that the memory holds as many rows as ``above``
-            hardware               it seems to calculate in half precision, or not
-    do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
-            wait_to_be_stopped     makes ``once`` and goes on when the worker knows that it is to stop
-            connect                holds a connection to ``port`` until the process is dead
-            linger                 starts a thread that keeps the process from ending
-            cuda_oom               raises torch's own OutOfMemoryError
-            allocate               takes ``bytes`` of the GPU for each row, until the next batch
+            loader                 creation of a DataLoader
+            loader_worker          start of a DataLoader worker, in its process
+            fetch                  a DataLoader worker builds a batch; ``above`` is compared with the earlier batches
+            writing                the bytes of a checkpoint are written, but it has a temporary name
+            saved                  MMF's Checkpoint.save has returned
+            ending                 the work is done and the outcome is about to be written
+            exporting              torch creates a graph of the model
+            meter                  at import: a fake memory meter with room for ``above`` rows
+            hardware               at import: the device has or lacks fast half precision (``do``)
+    do      wait                   creates the file ``once`` and waits until ``once`` + ".go" exists
+            wait_to_be_stopped     creates ``once`` and waits until the worker has noticed a stop request
+            connect                keeps a connection to ``port`` open until the process is dead
+            linger                 starts a thread that prevents the process from exiting
+            cuda_oom               raises torch's OutOfMemoryError
+            allocate               allocates ``bytes`` on the GPU for each row, until the next batch
             memory_error           raises MemoryError
-            kill                   kill -9 of the own process
+            kill                   kills the current process with SIGKILL
             wait_and_kill          wait, then kill
             nan                    makes the losses NaN (at forward)
-            truncate               cuts off current.ckpt
-            limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
+            truncate               truncates current.ckpt
+            limit_files            limits files to ``bytes``, as ``ulimit -f`` does
             fill_disk              writes to ``file`` until its disk is full
-            stop                   a signal that asks the run to stop, which it does after this update
+            stop                   sends a signal that requests the run to stop after this update
             half, no_half          (at hardware)
-            hang                   never returns; hang_in_c does so holding the GIL
+            hang                   never returns; hang_in_c holds the GIL in addition
 
-and, where given, conditions that must all hold::
+Optional conditions, which must all hold::
 
-    above   more rows than this (at loader, loader_worker: more workers than this)
-    rank    only on this one of several ranks
-    update  the update that is being made, from 1, also in a run that went on; at writing and saved, the last
-    once    a path; the fault makes this file, and never strikes again
+    above   more rows than this (at loader and loader_worker: more workers than this)
+    rank    only on this rank
+    update  the current update, counted from 1 including those before a resume; at writing and saved, the last update
+    once    a path; the fault creates this file and is not triggered if it exists
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import small_resnet  # noqa: F401 - beside this package; MMF puts their folder on sys.path
+import small_resnet  # noqa: F401 - next to this package; MMF adds their folder to sys.path
 import torch
 from mmf.models.base_model import BaseModel
 from mmf.utils.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ _memory: list[torch.Tensor] = []
 
 
 def trigger_faults(point: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
-    """Do what is asked for at this point."""
+    """Trigger the faults for this point whose conditions hold."""
     update = _state["update"] - (point in ("writing", "saved"))
     for fault in _FAULTS:
         if fault["at"] != point or rows <= fault.get("above", -1) or fault.get("update", update) != update:
@@ -96,7 +96,7 @@ def _wait(fault: Any, *_: Any) -> None:
 
 
 def _wait_to_be_stopped(*_: Any) -> None:
-    [stop] = [each for each in gc.get_objects() if isinstance(each, StopSignal)]
+    [stop] = [instance for instance in gc.get_objects() if isinstance(instance, StopSignal)]
     while not stop.has_noticed_request:
         time.sleep(0.01)
 
@@ -138,7 +138,7 @@ def _nan(_fault: Any, _folder: str, _model: Any, output: Any) -> None:
 def _truncate(_fault: Any, folder: str, *_: Any) -> None:
     current = Path(folder, "current.ckpt")
     content = current.read_bytes()
-    current.unlink()  # it may share its bytes with other names
+    current.unlink()  # it may be a hard link to another checkpoint
     current.write_bytes(content[: len(content) // 2])
 
 
@@ -187,7 +187,7 @@ def _forward(self: Any, samples: Any, *args: Any, _original: Any = BaseModel.__c
 
 
 def _before_layer(layer: torch.nn.Module, inputs: Any) -> None:
-    """Sees what reaches the layers, which may be less than what the model was called with."""
+    """Trigger validation faults with the rows of a layer, which may be fewer than the rows of the model."""
     if isinstance(layer, torch.nn.Linear) and not layer.training:
         trigger_faults("validation", len(inputs[0]))
 
@@ -213,11 +213,11 @@ def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any
 
 
 def _read_back(path: Path, *args: Any, _original: Any = torch_file.find_problem) -> str | None:
-    """Strike while a checkpoint that was just written is read back, before it gets its name."""
+    """Trigger writing faults while a new checkpoint is read back, before it gets its final name."""
     if path.suffix == ".part":
         trigger_faults("writing")
-    found: str | None = _original(path, *args)
-    return found
+    problem: str | None = _original(path, *args)
+    return problem
 
 
 def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> Any:
@@ -250,7 +250,7 @@ def _init_loader(self: Any, *args: Any, _original: Any = torch.utils.data.DataLo
 
 
 def _fake_memory(rows: int) -> None:
-    """Let the CPU be a GPU that has room for so many rows: the weights take 1000 bytes, and each row 100."""
+    """Make the CPU look like a GPU with memory for ``rows`` rows; weights take 1000 bytes and each row takes 100."""
     micro_batch.MEASURABLE_DEVICES = {"cpu"}
     torch.cuda.reset_peak_memory_stats = lambda *_: None
     torch.cuda.max_memory_allocated = lambda *_: 1000 + 100 * _state["rows"]

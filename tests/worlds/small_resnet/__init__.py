@@ -1,4 +1,4 @@
-"""A user_dir for MMF that makes its ResNet-152 one of 14 layers, and checkpoints a twentieth as large."""
+"""User_dir for MMF that replaces ResNet-152 by a ResNet of 14 layers; checkpoints are a twentieth as large."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 
 def small_resnet(*_: Any, **__: Any) -> ResNet:
-    """Build the same blocks, an eighth as wide inside, with the same 2048 output features."""
+    """Build a ResNet with the same blocks and 2048 output features, but an eighth of the width."""
     return ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
 
 
