@@ -81,14 +81,14 @@ class _LazyGroup(click.Group):
 def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from mmf_win.doctor.survey import installed_version
+    from mmf_win.doctor.survey import read_installed_version
     from mmf_win.upstream.install import find_mmf
 
     try:
         mmf_version = find_mmf().version
     except MmfwError:
         mmf_version = "not installed"
-    versions = [f"{name} {installed_version(name) or 'not installed'}" for name in ("torch", "transformers")]
+    versions = [f"{name} {read_installed_version(name) or 'not installed'}" for name in ("torch", "transformers")]
     click.echo(f"mmfw {__version__}")
     click.echo(f"Python {sys.version.split()[0]}, MMF {mmf_version}, {', '.join(versions)}")
     ctx.exit()
@@ -232,7 +232,7 @@ def _usage_error(error: click.ClickException) -> MmfwError:
         elif "run" in ctx.command.commands:
             from mmf_win.runs import presets
 
-            if unknown[1] in presets.names() or Path(unknown[1]).exists():
+            if unknown[1] in presets.list_presets() or Path(unknown[1]).exists():
                 hint = f"did you mean `{path} run {unknown[1]}`?"
             else:
                 hint = f"choose one of {', '.join(ctx.command.commands)}, or {hint}"

@@ -90,7 +90,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None) -
         return actual
 
 
-def remote_size(url: str) -> int | None:
+def query_remote_size(url: str) -> int | None:
     """Return the size in bytes that a server reports for a file, or None without a quick answer."""
     ignore_errors = suppress(OSError, http.client.HTTPException, ValueError)
     with ignore_errors, _open_url(url, "HEAD", _HEAD_TIMEOUT_SECONDS) as response:

@@ -22,7 +22,7 @@ from mmf_win.errors import UsageError
 from mmf_win.tracking import clearml_datasets
 
 
-def mmfw_arguments(arguments: Sequence[str]) -> list[str]:
+def convert_arguments(arguments: Sequence[str]) -> list[str]:
     """Convert ``NAME=VALUE`` arguments to those of ``mmfw``.
 
     Args:
@@ -75,4 +75,4 @@ def _clearml_task_arguments(task_id: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(lambda: mmfw_arguments(sys.argv[1:])))
+    sys.exit(main(lambda: convert_arguments(sys.argv[1:])))

@@ -178,12 +178,12 @@ class _RestartingModel:
         # The path of a Unix socket is limited to about 100 bytes.
         is_short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _MAX_TEMP_DIR_BYTES
         self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if is_short else "/tmp"))
-        self._server: ModelProcess | None = None
+        self._process: ModelProcess | None = None
         self._resources = ExitStack()
         try:
             with hide_progress():
                 self._start = self._resources.enter_context(starter)
-                self._server = self._start(self._folder)
+                self._process = self._start(self._folder)
         except BaseException:
             self.close()
             raise
@@ -198,14 +198,14 @@ class _RestartingModel:
                 if self._closed:
                     raise UsageError("this predictor is closed", hint="create a new predictor")
                 self._folder.mkdir(exist_ok=True)  # the system may have cleaned up temporary files
-                process = self._server = self._server or self._start(self._folder)
+                process = self._process = self._process or self._start(self._folder)
                 try:
                     return process.predict_rows(rows)
                 except (EOFError, OSError):
-                    self._server = None
+                    self._process = None
                     failure = process.exit_error()
                 except BaseException:  # Ctrl+C: the next request must not get the answer to this one
-                    self._server = None
+                    self._process = None
                     process.close()
                     raise
             raise TrainingError(f"the model process died twice on this request: {failure}", hint=failure.hint)
@@ -217,8 +217,8 @@ class _RestartingModel:
         with self._lock:
             self._closed = True
             try:
-                if self._server is not None:
-                    self._server.close()
+                if self._process is not None:
+                    self._process.close()
             finally:
                 self._resources.close()
                 remove_tree(self._folder)

@@ -68,7 +68,7 @@ def _commands_page() -> str:
 
 
 def _presets_page() -> str:
-    loaded = [presets.load(name) for name in presets.names()]
+    loaded = [presets.load_preset(name) for name in presets.list_presets()]
     columns = [(split, metric) for split in paper.PAPER_SPLITS.values() for metric in ("accuracy", "auroc")]
     scores = [["preset", "", *(f"{split} {metric}" for split, metric in columns)]]
     sources = [["preset", "model", "configuration"]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.download import download, remote_size
+from mmf_win.download import download, query_remote_size
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.files import free_space
 from mmf_win.locking import file_lock
@@ -162,10 +162,10 @@ def test_intact_file_is_not_downloaded_again(target: Path) -> None:
 
 def test_remote_size_is_read_without_the_content(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        assert remote_size(f"{server.url}/file.bin") == len(CONTENT)
-        assert remote_size(f"{server.url}/missing") is None
+        assert query_remote_size(f"{server.url}/file.bin") == len(CONTENT)
+        assert query_remote_size(f"{server.url}/missing") is None
         assert server.content_requests == []
-    assert remote_size(f"{server.url}/file.bin") is None
+    assert query_remote_size(f"{server.url}/file.bin") is None
     with pytest.raises(MmfEnvironmentError, match="cannot download"):
         fetch(server, target)
 

@@ -32,7 +32,7 @@ _FILE = str(entry.__file__)
     ],
 )
 def test_named_arguments_become_arguments_of_train(arguments: str, expected: str) -> None:
-    assert entry.mmfw_arguments(arguments.split()) == ["train", *expected.split()]
+    assert entry.convert_arguments(arguments.split()) == ["train", *expected.split()]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_named_arguments_become_arguments_of_train(arguments: str, expected: str
 )
 def test_unknown_name_is_refused_with_closest_match(argument: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
-        entry.mmfw_arguments(["preset=mmbt_grid", argument])
+        entry.convert_arguments(["preset=mmbt_grid", argument])
     assert argument in str(raised.value) and raised.value.hint == hint
 
 
 def test_invalid_arguments_print_the_errors_of_mmfw(capsys: pytest.CaptureFixture[str]) -> None:
     for argument, message in (("xyz=7", "xyz=7: not a NAME"), ("fast=maybe", "'--fast' does not take a value")):
-        assert main(lambda argument=argument: entry.mmfw_arguments(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
+        assert main(lambda argument=argument: entry.convert_arguments(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
         assert message in capsys.readouterr().err
 
 
@@ -80,7 +80,7 @@ def test_entry_run_as_file_does_not_make_its_folder_importable() -> None:
 
 def test_dataset_id_becomes_folder_of_fake_dataset_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clearml_datasets, "download_dataset", lambda dataset_id: tmp_path / dataset_id)
-    arguments = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
+    arguments = entry.convert_arguments(["preset=mmbt_grid", "dataset_id=7f"])
     assert arguments == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
@@ -94,7 +94,7 @@ def test_arguments_of_agent_come_from_its_task_in_clearml_stub(tmp_path: Path, m
         process = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert process.returncode == 0, process.stderr
         assert "mmbt_grid" in {preset["name"] for preset in json.loads(process.stdout)}
-        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
+        assert entry.convert_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
             "arguments take precedence over the task"
         )
         monkeypatch.setenv("CLEARML_TASK_ID", "8a")

@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds import message_log
 from tests.worlds.mlflow_server import kill_when_unused, requires_mlflow_server
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def drop_message_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep each nested pytest from rewriting the file to which this run adds its messages."""
+    monkeypatch.delenv(message_log.VARIABLE, raising=False)
 
 
 # Two tests: one interrupts itself, the other gives a signal to itself and to a child.

@@ -14,7 +14,7 @@ from mmf_win.dataset.coverage import load_split_summary
 from mmf_win.dataset.prediction_file import WRONG_ORDER, find_submission_problems
 from mmf_win.errors import DataError
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
-from mmf_win.runs.lookup import run_containing
+from mmf_win.runs.lookup import find_run_containing
 
 
 @click.command("check-submission", cls=Command)
@@ -55,7 +55,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         lacking = f"{len(excluded_ids)} memes of {split} have no image"
         hint = f"{lacking}; convert a complete copy of the dataset with `{convert}`, then predict again"
     else:
-        run = run_containing(expand_home(file).absolute())
+        run = find_run_containing(expand_home(file).absolute())
         predict = format_command("mmfw", "predict", *([run.path] if run else []), "--split", split, *folders)
         hint = f"write a valid file with `{predict}`"
     raise DataError(f"{file}: invalid submission for {split}", hint=hint)

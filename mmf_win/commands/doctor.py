@@ -24,7 +24,7 @@ from mmf_win.console import (
     summarize_lines,
 )
 from mmf_win.doctor import bug_report
-from mmf_win.doctor.survey import MmfState, survey
+from mmf_win.doctor.survey import MmfState, survey_environment
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.paths import MmfPaths, expand_home, module_command, require_new_file
 from mmf_win.runs.lookup import find_run, list_runs
@@ -82,7 +82,7 @@ def command(
     if report is not None:
         _write_report(mmf_paths, expand_home(report).absolute(), run, log, as_json)
         return
-    result = survey(mmf_paths)
+    result = survey_environment(mmf_paths)
     if as_json:
         print_json(_survey_to_json(result))
     else:
@@ -95,7 +95,7 @@ def _write_report(mmf_paths: MmfPaths, path: Path, run_spec: str | None, log: bo
     require_new_file(path)  # before the survey, which is slow
     newest = next(iter(list_runs(mmf_paths.save_dir)), None)
     run = newest if run_spec is None else find_run(mmf_paths.save_dir, run_spec)
-    names = bug_report.write(run, _survey_to_json(survey(mmf_paths)), path, include_logs=log)
+    names = bug_report.write_bug_report(run, _survey_to_json(survey_environment(mmf_paths)), path, include_logs=log)
     if as_json:
         print_json({"report": path, "run": run and run.id, "files": names})
         return

@@ -184,11 +184,11 @@ def _find_required_files(arguments: Sequence[str], data_dir: Path | None, save_d
     preset_names, overrides = split_arguments(arguments)
     mmf_paths, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
     try:
-        newest, request = lookup.first_usable_run(mmf_paths.save_dir, None, lambda run: (run, run.request()))
+        newest, request = lookup.find_first_usable_run(mmf_paths.save_dir, None, lambda run: (run, run.request()))
     except (RunNotFoundError, DataError):
         newest = None
     if preset_names or newest is None:
-        selected = preset_names or [name for name in presets.names() if name not in DEMO_PRESETS.values()]
+        selected = preset_names or [name for name in presets.list_presets() if name not in DEMO_PRESETS.values()]
         return _RequiredFiles(mmf_paths, find_preset_inputs(mmf, selected, mmf_paths, overrides), overrides)
     mmf_paths = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from mmf_win.archives import PasswordCallback
-from mmf_win.dataset.annotations import splits_on_disk
+from mmf_win.dataset.annotations import list_splits
 from mmf_win.errors import UsageError
 from mmf_win.inputs.input_files import Mirror
 from mmf_win.paths import MmfPaths
@@ -40,13 +40,13 @@ def _completions(candidate: str, mmf_paths: MmfPaths) -> Iterable[str]:
     if candidate == "PRESET":
         from mmf_win.runs import presets
 
-        return presets.names()
+        return presets.list_presets()
     if candidate == "RUN":
         from mmf_win.runs.lookup import list_runs_with_sweeps
 
         runs = list_runs_with_sweeps(mmf_paths.save_dir)
         return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
-    return splits_on_disk(mmf_paths.dataset) if candidate == "SPLIT" else [candidate]
+    return list_splits(mmf_paths.dataset) if candidate == "SPLIT" else [candidate]
 
 
 def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:

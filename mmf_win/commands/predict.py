@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from mmf_win.commands import options
 from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import enabled_trackers, sweep_of_run, tracking_options
+from mmf_win.commands.track import find_sweep_of_run, select_enabled_trackers, tracking_options
 from mmf_win.console import print_json, print_result, print_status
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.published_results import find_paper_splits
@@ -167,8 +167,8 @@ def command(
       mmfw predict visual_bert --memes own.csv --features own.lmdb
     """
     _require_one_input(prediction_options)
-    active_trackers = enabled_trackers(trackers, upload_options)
-    followers = manage_followers(active_trackers, upload_options, sweep_of_run)
+    active_trackers = select_enabled_trackers(trackers, upload_options)
+    followers = manage_followers(active_trackers, upload_options, find_sweep_of_run)
     follow = click.get_current_context().with_resource(followers)
     runs, overrides = split_arguments(arguments)
     command_options = replace(prediction_options.command_options, overrides=overrides)
@@ -272,7 +272,7 @@ def _choose_members(
         return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(prediction_options, split=split)
     if weights.best_of is not None:
         sweep = find_sweep(save_dir, weights.best_of)
-        best = next((line.task_ids for line in build_table(sweep, metric="auroc")), ())
+        best = next((row.task_ids for row in build_table(sweep, metric="auroc")), ())
         if not best:  # an empty list of runs would select the newest run
             raise UsageError(f"{sweep.path}: no finished task with a trained run")
         runs = [str(sweep.path / Path(task).name) for task in best]

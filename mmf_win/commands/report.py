@@ -15,7 +15,7 @@ from mmf_win.paths import expand_home
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.table import trained_runs
+from mmf_win.sweeps.table import find_trained_runs
 from mmf_win.upstream.install import require_packages
 
 
@@ -65,14 +65,14 @@ def command(
         output = expand_home(output).absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file")
-    selected: list[Run] = [] if runs else [lookup.first_usable_run(save_dir, None, pages.require_reportable)]
+    selected: list[Run] = [] if runs else [lookup.find_first_usable_run(save_dir, None, pages.require_reportable)]
     settings: dict[Run, dict[str, Any]] = {}
     comparison_folder = save_dir
     for run_spec in runs:
         if (folder := lookup.find_explicit_sweep_folder(save_dir, run_spec)) is None:
             selected += lookup.find_runs(save_dir, run_spec)
             continue
-        sweep_runs = trained_runs(sweep := SweepFolder(folder))
+        sweep_runs = find_trained_runs(sweep := SweepFolder(folder))
         if len(sweep_runs) < (2 if len(runs) == 1 else 1):
             raise UsageError(f"{sweep.path}: too few trained tasks to compare")
         selected, settings = [*selected, *sweep_runs], settings | sweep_runs

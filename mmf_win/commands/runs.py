@@ -90,7 +90,7 @@ def command(
     save_dir = save_dir if sweep is None else find_sweep(save_dir, sweep).path
     summaries = summarize_runs(save_dir, preset=preset, state=state, limit=limit)
     if preset is not None and not (summaries or state):
-        presets.load(preset)  # raises if there is no such preset
+        presets.load_preset(preset)  # raises if there is no such preset
     if as_json:
         print_json([summary.columns() for summary in summaries])
     elif form == "csv":
@@ -307,9 +307,9 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     }
     scores_by_run = [record.scores.scored_by_split for record in records]
     for split in sorted(set().union(*scores_by_run)):
-        both = [scored.get(split) for scored in scores_by_run]
-        scores[f"{split}_auroc"] = [record and record.auroc for record in both]
-        scores[f"{split}_by"] = [record and f"{record.checkpoint}, {record.coverage}" for record in both]
+        split_scores = [scores_by_split.get(split) for scores_by_split in scores_by_run]
+        scores[f"{split}_auroc"] = [score and score.auroc for score in split_scores]
+        scores[f"{split}_by"] = [score and f"{score.checkpoint}, {score.coverage}" for score in split_scores]
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differences})
         return

@@ -17,7 +17,7 @@ from mmf_win.commands import options
 from mmf_win.commands.help_examples import Group
 from mmf_win.commands.runs import confirm_and_remove
 from mmf_win.commands.sweep_display import SweepDisplay
-from mmf_win.commands.track import enabled_trackers, tracking_options
+from mmf_win.commands.track import select_enabled_trackers, tracking_options
 from mmf_win.commands.train import resume_argv
 from mmf_win.console import (
     format_command,
@@ -35,8 +35,8 @@ from mmf_win.runs.folder import task_id
 from mmf_win.sweeps.folder import TaskState, find_sweep, remove_sweep
 from mmf_win.sweeps.launch import PlannedSweep, SweepOptions, plan_sweep, run_sweep
 from mmf_win.sweeps.planning import list_tasks
-from mmf_win.sweeps.table import ResultRow, build_table, flatten_row, task_progress
-from mmf_win.sweeps.task_runner import local_slots
+from mmf_win.sweeps.table import ResultRow, build_table, flatten_row, read_task_progress
+from mmf_win.sweeps.task_runner import create_local_slots
 from mmf_win.tracking.tracker import require_no_env_run_id
 from mmf_win.tracking.upload import UploadOptions
 
@@ -127,7 +127,7 @@ def run(sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: 
     """
     if not any(sweep_options.arguments[:1]):
         raise UsageError("missing PRESET, FILE or SWEEP", hint="see the examples of `mmfw sweep run --help`")
-    require_no_env_run_id(enabled_trackers(trackers, upload_options))
+    require_no_env_run_id(select_enabled_trackers(trackers, upload_options))
     explicit = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     arguments = [item for name in trackers if explicit for item in ("--track", name)]  # tasks inherit MMFW_TRACK
     sweep = plan_sweep(replace(sweep_options, track_arguments=[*arguments, *upload_options.arguments]), resume_argv)
@@ -169,7 +169,7 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
     """Print the tasks that would run, and their expected cost."""
     runner, trials, slots = sweep.runner, sweep.remaining_trials or 0, sweep.options.count
     with suppress(UsageError):  # the machine that shows the plan may lack the GPUs
-        slots = len(local_slots(sweep.resources, slots))
+        slots = len(create_local_slots(sweep.resources, slots))
     slots = slots or len(sweep.resources or "x")
     if sweep.data_dir is not None:
         print_status(f"data folder of the mmfw commands: {sweep.data_dir}")
@@ -221,7 +221,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     tasks = list_tasks(folder)
     counts = Counter(task.state for task in tasks)
     selected = [(task, folder.task_folder(task.name)) for task in tasks if state in (None, task.state)]
-    entries = [(task_id(task_dir.path), task, task_progress(task_dir)) for task, task_dir in selected]
+    entries = [(task_id(task_dir.path), task, read_task_progress(task_dir)) for task, task_dir in selected]
     if as_json:
         listed = [{**asdict(task), **progress, "run": run} for run, task, progress in entries]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
@@ -290,16 +290,15 @@ def table(
 def _print_table(table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False) -> None:
     """Print the table of a sweep, which has at least one row."""
     if table_format in ("csv", "tsv"):
-        rows = [
-            {**flatten_row(line, with_comparison=with_comparison), "tasks": " ".join(line.task_ids)}
-            for line in table_rows
+        records = [
+            {**flatten_row(row, with_comparison=with_comparison), "tasks": " ".join(row.task_ids)} for row in table_rows
         ]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        print_csv(names, rows, "," if table_format == "csv" else "\t")
+        names = list(dict.fromkeys(name for record in records for name in record))
+        print_csv(names, records, "," if table_format == "csv" else "\t")
         return
-    metrics = list(dict.fromkeys(name for line in table_rows for name in line.metrics))
+    metrics = list(dict.fromkeys(name for row in table_rows for name in row.metrics))
     header = [*table_rows[0].parameters, "runs", "split", *metrics, *(("difference", "p") if with_comparison else ())]
-    cells = [_table_cells(line, metrics, with_comparison=with_comparison) for line in table_rows]
+    cells = [_table_cells(row, metrics, with_comparison=with_comparison) for row in table_rows]
     print(format_table([*header, "first task"], cells, optional=["first task"]))
 
 

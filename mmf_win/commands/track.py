@@ -18,7 +18,14 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task_folder, usage_lock
 from mmf_win.runs.lookup import find_runs, list_runs_with_sweeps
 from mmf_win.tracking.tracker import TRACKERS, CheckpointChoice, Tracker, create_tracker, require_no_env_run_id
-from mmf_win.tracking.upload import SweepInfo, Uploader, UploadOptions, UploadState, event_files, load_upload_states
+from mmf_win.tracking.upload import (
+    SweepInfo,
+    Uploader,
+    UploadOptions,
+    UploadState,
+    list_event_files,
+    load_upload_states,
+)
 from mmf_win.upstream.install import require_packages
 
 
@@ -51,7 +58,7 @@ tracking_options = make_tracking_options(
 )
 
 
-def enabled_trackers(names: Sequence[str], upload_options: UploadOptions) -> list[Tracker]:
+def select_enabled_trackers(names: Sequence[str], upload_options: UploadOptions) -> list[Tracker]:
     """Return the selected trackers that are not disabled, after checking that they can be used.
 
     Raises:
@@ -77,7 +84,7 @@ def write_report_page(run: Run) -> None:
     pages.write_run_page(run)
 
 
-def sweep_of_run(run: Run) -> SweepInfo | None:
+def find_sweep_of_run(run: Run) -> SweepInfo | None:
     """Return the sweep that a run belongs to, or ``None``."""
     task_folder = run.path.parent.parent
     if not is_task_folder(task_folder):
@@ -111,7 +118,7 @@ def push(
     """
     if not trackers:
         raise UsageError("missing --to", hint="run `mmfw track push --to mlflow`, or use clearml or wandb")
-    if not (active_trackers := enabled_trackers(trackers, upload_options)):
+    if not (active_trackers := select_enabled_trackers(trackers, upload_options)):
         raise UsageError("all selected trackers are disabled")
     runs = find_runs(save_dir, name)
     if not runs:
@@ -124,7 +131,7 @@ def push(
         for run in runs:
             if upload_options.pages:
                 write_report_page(run)
-            run_options = replace(upload_options, sweep=sweep_of_run(run))
+            run_options = replace(upload_options, sweep=find_sweep_of_run(run))
             for tracker in active_trackers:
                 uploads.append({"run": run.id, **_push_run(run, tracker, run_options)})
                 progress.advance(1)
@@ -161,7 +168,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     entries = []
     for run in find_runs(save_dir, name) if name else list_runs_with_sweeps(save_dir):
         states = load_upload_states(run)
-        counts = {name: len(read_events(file)) for name, file in event_files(run).items()} if states else {}
+        counts = {name: len(read_events(file)) for name, file in list_event_files(run).items()} if states else {}
         for state in states:
             events_left = sum(max(0, count - state.events.get(name, 0)) for name, count in counts.items())
             entries.append({"run": run.id, "events_left": events_left, **asdict(state)})

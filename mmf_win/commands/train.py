@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from mmf_win.commands import options
 from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import enabled_trackers, sweep_of_run, tracking_options, write_report_page
+from mmf_win.commands.track import find_sweep_of_run, select_enabled_trackers, tracking_options, write_report_page
 from mmf_win.commands.train_profile import find_profile_job, profile_training, require_profilable
 from mmf_win.console import (
     escape_controls,
@@ -178,7 +178,7 @@ def command(
     names, overrides = split_arguments(arguments, max_names=1)
     preset, command_options = next(iter(names), None), replace(command_options, overrides=overrides)
     _require_one_start(preset, command_options, resume, init, source)
-    active_trackers = enabled_trackers(trackers, upload_options)
+    active_trackers = select_enabled_trackers(trackers, upload_options)
     mmf_paths = MmfPaths.resolve(data_dir, save_dir)
     if is_task_folder(mmf_paths.save_dir):  # the other tasks of the sweep are uploaded, too
         require_no_env_run_id(active_trackers)
@@ -187,16 +187,16 @@ def command(
         job = find_profile_job(resume, preset, command_options, data_dir, save_dir)
     elif resume is not None:
         require_optimizer_kept(overrides)
-        job = training.job_to_resume(resume, preset, command_options, name, data_dir, mmf_paths)
+        job = training.make_job_to_resume(resume, preset, command_options, name, data_dir, mmf_paths)
     else:
-        job = training.job_from_preset(str(preset), command_options, mmf_paths, name, init=init, source=source)
+        job = training.make_job_from_preset(str(preset), command_options, mmf_paths, name, init=init, source=source)
     if profile is not None:
         profile_training(job, profile, as_json=as_json)
         return None
     if command_options.dry_run:
         print_settings(training.prepare_plan(job).first_attempt.settings, as_json)
         return None
-    with manage_followers(active_trackers, upload_options, sweep_of_run) as follow:
+    with manage_followers(active_trackers, upload_options, find_sweep_of_run) as follow:
         run = training.train(job, RunDisplay, follow)
         if upload_options.pages:
             _write_page_or_warn(run)
@@ -243,7 +243,7 @@ def _require_one_start(
 
 def _require_not_a_run(preset: str | None, mmf_paths: MmfPaths) -> None:
     """Reject the name of a run in the place of a preset."""
-    if preset is None or preset in presets.names() or expand_home(preset).exists():
+    if preset is None or preset in presets.list_presets() or expand_home(preset).exists():
         return
     if any(iter_matching_runs(mmf_paths.save_dir, preset)):
         resume_command = format_command("mmfw", "train", "--resume", preset, "--save-dir", mmf_paths.save_dir)
@@ -288,7 +288,7 @@ def resume_argv(argv: Sequence[str], run: Run) -> list[str]:
 
 
 def _print_presets(as_json: bool) -> None:
-    loaded = [presets.load(name) for name in presets.names()]
+    loaded = [presets.load_preset(name) for name in presets.list_presets()]
     version, weights = None, {}
     with suppress(MmfEnvironmentError, UsageError):  # the list is useful without MMF and its zoo, too
         mmf, mmf_paths = find_mmf(), MmfPaths.resolve()

@@ -14,7 +14,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.plan import RunJob
-from mmf_win.runs.profiling import job_from_run, run_profile
+from mmf_win.runs.profiling import make_job_from_run, run_profile
 from mmf_win.runs.request import CommandOptions
 
 _REFUSED_OPTIONS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
@@ -45,10 +45,10 @@ def find_profile_job(
         hint = "pass its run, or its preset with --init PATH"
         raise UsageError(f"{resume}: --profile starts at update 0, not at a checkpoint", hint=hint)
     run_spec = None if resume in ("best", "last") else resume
-    preset_name = None if preset is None else presets.load(preset).name
+    preset_name = None if preset is None else presets.load_preset(preset).name
     mmf_paths = MmfPaths.resolve(data_dir, save_dir)
-    run = lookup.first_usable_run(mmf_paths.save_dir, run_spec, lambda run: run, preset_name)
-    return job_from_run(run, options, data_dir, save_dir)
+    run = lookup.find_first_usable_run(mmf_paths.save_dir, run_spec, lambda run: run, preset_name)
+    return make_job_from_run(run, options, data_dir, save_dir)
 
 
 def profile_training(job: RunJob, updates: int, *, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def command(arguments: Sequence[str], full: bool, data_dir: Path | None, save_di
     print_results(results, as_json=as_json)
     damaged = [result for result in results if result.state == "damaged"]
     if damaged:
-        message = f"damaged: {', '.join(f.title for f in damaged)} ({len(damaged)} of {len(results)} items)"
+        message = f"damaged: {', '.join(result.title for result in damaged)} ({len(damaged)} of {len(results)} items)"
         parts = dict.fromkeys(result.part for result in damaged if result.error is None)
         if not parts:
             raise DataError(message)

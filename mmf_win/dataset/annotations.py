@@ -163,7 +163,7 @@ def to_mmf_annotations(file: AnnotationFile) -> list[dict[str, Any]]:
     return rows
 
 
-def splits_on_disk(paths: DatasetPaths) -> list[str]:
+def list_splits(paths: DatasetPaths) -> list[str]:
     """Return the splits with annotation files in MMF's layout: published splits first, then others."""
     existing = {path.stem for path in paths.annotations.glob("[!.]*.jsonl") if path.is_file()}
     return [split for split in SPLITS if split in existing] + sorted(existing.difference(SPLITS))
@@ -179,7 +179,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     file = paths.annotation_file(split)
     if file.stem == split and file.is_file():  # a split is a name, not a path
         return file
-    existing = splits_on_disk(paths)
+    existing = list_splits(paths)
     if not existing:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=missing_dataset_hint(paths))
     suggestion = "pass --split once per split; " if "," in split else suggestion_hint(Path(split).stem, existing)
@@ -198,7 +198,7 @@ def missing_dataset_hint(paths: DatasetPaths) -> str:
     return f"run `{convert_command}`, or pass the data folder with --data-dir"
 
 
-def labels_of(rows: Iterable[AnnotationRow]) -> list[int] | None:
+def collect_labels(rows: Iterable[AnnotationRow]) -> list[int] | None:
     """Return the label of each row, or None if there are no rows or one has no label."""
     labels = [row.label for row in rows]
     known_labels = [label for label in labels if label is not None]
@@ -218,7 +218,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
         NoValidationSplitError: There is no validation split.
     """
     require_complete_install(paths.root)
-    existing = splits_on_disk(paths)
+    existing = list_splits(paths)
     val = next((split for split in _VALIDATION_SPLITS if split in existing), None)
     if "train" not in existing:
         no_train = f"{paths.annotations}: train.jsonl not found"

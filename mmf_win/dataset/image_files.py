@@ -104,6 +104,6 @@ def describe_flaws(flaws: Mapping[str, Flaw]) -> str:
     return summarize_list([f"{name}: {flaw.description}" for name, flaw in flaws.items()])
 
 
-def most_common_hint(flaws: Mapping[str, Flaw]) -> str:
+def choose_common_hint(flaws: Mapping[str, Flaw]) -> str:
     """Return the hint that helps with most of the files."""
     return Counter(flaw.hint for flaw in flaws.values()).most_common(1)[0][0]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mmf_win.dataset.annotations import splits_on_disk
+from mmf_win.dataset.annotations import list_splits
 from mmf_win.paths import DatasetPaths
 
 PAPER = "arXiv:2005.04790"
@@ -62,7 +62,7 @@ def find_published_score(published_scores: Mapping[str, Any], split: str, metric
 
 def find_paper_splits(paths: DatasetPaths) -> dict[str, str]:
     """Return the paper's name → stem of the annotation file, for splits on disk."""
-    existing = splits_on_disk(paths)
+    existing = list_splits(paths)
     paper_splits: dict[str, str] = {}
     for split, name in _PAPER_NAMES.items():
         if split in existing:

@@ -12,7 +12,7 @@ from pathlib import Path
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import format_size, summarize_list
 from mmf_win.dataset.annotations import AnnotationRow, keep_rows, read_annotations, require_labels
-from mmf_win.dataset.image_files import Flaw, describe_flaws, find_flaw, most_common_hint
+from mmf_win.dataset.image_files import Flaw, choose_common_hint, describe_flaws, find_flaw
 from mmf_win.dataset.layout import (
     Layout,
     describe_missing_images,
@@ -101,7 +101,7 @@ def unpack_dataset(
         if not allow_missing and (counts := describe_missing_images(rows, images)):
             used = {row.display_img: flaws[row.img] for row in chain(*rows.values()) if row.img in flaws}
             message = f"{archive.path}: images cannot be used: {counts} ({describe_flaws(used)})"
-            raise DatasetError(message, hint=f"{most_common_hint(used)}, or exclude these memes with --allow-missing")
+            raise DatasetError(message, hint=f"{choose_common_hint(used)}, or exclude these memes with --allow-missing")
         if flaws:
             _log.warning("excluded unusable images: %d (%s)", len(flaws), describe_flaws(flaws))
     for split, listed in rows.items():

@@ -129,7 +129,7 @@ def write_features_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> N
     size = lmdb_file.min_map_size(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
-        lmdb_file.write(folder, records, size)
+        lmdb_file.write_lmdb(folder, records, size)
         # Level 1 is fast, and higher levels save little.
         with atomic_replace(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
             archive.add(folder, folder.name)

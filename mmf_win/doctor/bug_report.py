@@ -20,7 +20,7 @@ from mmf_win.scrub import make_scrubber
 _MAX_BYTES = 1 << 20  # per file, from its end, where errors are
 
 
-def write(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, include_logs: bool) -> list[str]:
+def write_bug_report(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, include_logs: bool) -> list[str]:
     """Write the zip of a bug report.
 
     Args:

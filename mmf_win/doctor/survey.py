@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mmf_win import machine
 from mmf_win.archives.zip_extract import decryption_engine
 from mmf_win.console import format_command
-from mmf_win.dataset.annotations import missing_dataset_hint, splits_on_disk
+from mmf_win.dataset.annotations import list_splits, missing_dataset_hint
 from mmf_win.errors import DatasetError, InUseError, MmfEnvironmentError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
@@ -61,7 +61,7 @@ class MmfState:
     error: MmfEnvironmentError | None = None
 
 
-def survey(mmf_paths: MmfPaths) -> dict[str, Any]:
+def survey_environment(mmf_paths: MmfPaths) -> dict[str, Any]:
     """Examine everything without importing heavy packages or changing anything.
 
     Returns:
@@ -71,13 +71,13 @@ def survey(mmf_paths: MmfPaths) -> dict[str, Any]:
     mmf, torch, cuda = survey_mmf(), survey_torch(), machine.survey_cuda()
     images = mmf_paths.dataset.images / "img"
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
-    packages = (*required_packages(), *required_packages("train"))
+    packages = (*list_required_packages(), *list_required_packages("train"))
     result = {
-        "versions": system | {name: installed_version(name) for name in packages},
+        "versions": system | {name: read_installed_version(name) for name in packages},
         "mmf": mmf,
         "folders": list(_survey_folders(mmf_paths, mmf)),
         "dataset": {
-            "splits": sorted(splits_on_disk(mmf_paths.dataset)),
+            "splits": sorted(list_splits(mmf_paths.dataset)),
             "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
             "features": (mmf_paths.dataset.features / "detectron.lmdb").is_dir(),
         },
@@ -90,12 +90,12 @@ def survey(mmf_paths: MmfPaths) -> dict[str, Any]:
         "torch": torch,
         "cuda": cuda and asdict(cuda),
         "decryption": decryption_engine(),
-        "fits": micro_batch_store.load(),
+        "fits": micro_batch_store.load_micro_batches(),
     }
     return result | {"missing": list(_find_missing(result, unused_gpu_error(torch, cuda), mmf_paths))}
 
 
-def required_packages(extra: str = "") -> list[str]:
+def list_required_packages(extra: str = "") -> list[str]:
     """Return the packages that mmfw or an extra of it requires; empty if mmfw is not installed."""
     with suppress(importlib.metadata.PackageNotFoundError):  # run from a checkout
         listed = "\n".join(importlib.metadata.requires("mmf-win") or ())
@@ -104,7 +104,7 @@ def required_packages(extra: str = "") -> list[str]:
     return []
 
 
-def installed_version(distribution: str) -> str | None:
+def read_installed_version(distribution: str) -> str | None:
     """Return the version of an installed package, or ``None`` if it is not installed."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(distribution)
@@ -154,12 +154,12 @@ def _survey_folders(mmf_paths: MmfPaths, mmf: MmfState) -> Iterator[dict[str, An
 def _find_missing(
     survey_result: dict[str, Any], gpu_error: MmfEnvironmentError | None, mmf_paths: MmfPaths
 ) -> Iterator[MmfwError]:
-    if not required_packages():
+    if not list_required_packages():
         message = "mmfw is not installed as a package, so missing packages cannot be determined"
         yield MmfEnvironmentError(message, hint=pip_hint())
     # PyTorch first, because pip would install its CUDA build as a dependency of the rest on any Linux.
     hints: dict[tuple[str, ...], str] = {_TORCH_PACKAGES: f"run `{format_command(*torch_install_command())}`"}
-    hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
+    hints |= {tuple(list_required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
     for names, hint in hints.items():
         missing = [name for name in names if survey_result["versions"].get(name, "") is None]
         if packages := [name for name in missing if names is _TORCH_PACKAGES or name not in _TORCH_PACKAGES]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from mmf_win import errors
 from mmf_win.console import format_command, suggestion_hint
 from mmf_win.dataset.convert import convert, find_source_archive, load_dataset_manifest, repair_dataset
-from mmf_win.dataset.image_files import find_unusable_images, list_checked_images, most_common_hint
+from mmf_win.dataset.image_files import choose_common_hint, find_unusable_images, list_checked_images
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.inputs.discovery import inputs_on_disk
+from mmf_win.inputs.discovery import list_inputs
 from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.integrity.verify import VerificationResult, VerificationState, find_damage
@@ -49,7 +49,7 @@ def _resolve_names(
     """
     parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
     others = [name for name in names if name not in PARTS]
-    preset_names = [name for name in others if name in presets.names() or Path(name).is_file()]
+    preset_names = [name for name in others if name in presets.list_presets() or Path(name).is_file()]
     if overrides and not preset_names:
         message = f"{overrides[0]}: an override requires a preset"
         raise errors.UsageError(message, hint="put the preset before the override")
@@ -58,7 +58,7 @@ def _resolve_names(
         inputs += find_preset_inputs(install.find_mmf(), preset_names, mmf_paths, overrides)
     if "features" in parts:
         folders = {item.folder for item in inputs}
-        inputs += [item for item in inputs_on_disk(mmf_paths) if item.folder not in folders]
+        inputs += [item for item in list_inputs(mmf_paths) if item.folder not in folders]
     runs = [run for name in others if name not in preset_names for run in _find_runs(mmf_paths.save_dir, name)]
     if "runs" in parts:
         runs = lookup.list_runs_with_sweeps(mmf_paths.save_dir)
@@ -189,7 +189,7 @@ def _verify_dataset(mmf_paths: MmfPaths, full: bool = False) -> VerificationResu
         command = format_command(
             "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(mmf_paths.data_dir)
         )
-        hint = f"{most_common_hint(unusable)}, then run `{command}` (--allow-missing excludes them)"
+        hint = f"{choose_common_hint(unusable)}, then run `{command}` (--allow-missing excludes them)"
         refusal = errors.DatasetError(f"{len(unusable)} images cannot be used", hint=hint)
         problems = tuple(f"unusable: {name} ({problem.description})" for name, problem in unusable.items())
         return replace(result, state="damaged", verified_against=verified_against, problems=problems, error=refusal)

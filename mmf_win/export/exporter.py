@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.annotations import collect_labels
 from mmf_win.errors import CheckFailedError, UsageError
 from mmf_win.export.exported_model import RUN_SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
@@ -74,7 +74,7 @@ def export_checkpoint(
     if output.exists():
         raise UsageError(f"{output}: already exists", hint="choose another folder")
     target = PredictionTarget.from_split(mmf_paths, export_options.split or run.request().splits["val"])
-    labels = labels_of(target.rows)
+    labels = collect_labels(target.rows)
     if export_options.int8 and len(set(labels or ())) < 2:
         message = f"{target.annotation_file.path}: --int8 requires labels of both classes"
         raise UsageError(message, hint="choose another split with --split")

@@ -74,7 +74,7 @@ def build_lmdb(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
             bar.advance(1)
 
     with Progress("Writing region features", len(pairs), "image") as bar:
-        keys = lmdb_file.write(target, iter_records(), size)
+        keys = lmdb_file.write_lmdb(target, iter_records(), size)
     return {
         "keys": keys,
         "numbers": next(iter(path_by_size)),

@@ -33,7 +33,7 @@ def min_map_size(record_count: int, total_bytes: int) -> int:
     return total_bytes + record_count * 2 * mmap.PAGESIZE + (1 << 20)
 
 
-def write(folder: Path, records: Iterable[tuple[str, bytes]], map_size: int) -> list[str]:
+def write_lmdb(folder: Path, records: Iterable[tuple[str, bytes]], map_size: int) -> list[str]:
     """Write an LMDB with only one record in memory at a time.
 
     Args:

@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from pathlib import Path
 
 from mmf_win.console import summarize_list
-from mmf_win.dataset.annotations import SPLITS, AnnotationRow, labels_of, read_annotations, splits_on_disk
+from mmf_win.dataset.annotations import SPLITS, AnnotationRow, collect_labels, list_splits, read_annotations
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.discovery import list_dataset_paths
 from mmf_win.inputs.verification import VerifiedInputs
@@ -48,11 +48,13 @@ def check_annotations(
             rows = dict(inputs.kept_rows.values()).get(path) or read_annotations(path)
             rows_by_split[f"{name} ({slot})" if name in rows_by_split else name] = slot, rows
     results = [_check_balance(name, rows) for name, (_, rows) in rows_by_split.items()]
-    validation_labels = {name: labels_of(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"}
+    validation_labels = {
+        name: collect_labels(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"
+    }
     if len(set(chain(*validation_labels.values()))) == 1:
         text = f"{', '.join(validation_labels)}: only one label, so there is no AUROC and no best.ckpt"
         results.append(CheckResult("error", "validation", text, _VALIDATION_LABELS_HINT))
-    existing_splits = splits_on_disk(paths)
+    existing_splits = list_splits(paths)
     for name in SPLITS[1:] if not rows_by_split.keys().isdisjoint(existing_splits) else ():
         if name in existing_splits and name not in rows_by_split:
             with suppress(DatasetError):  # the training does not read this split
@@ -65,7 +67,7 @@ def check_annotations(
 
 
 def _check_balance(name: str, rows: Sequence[AnnotationRow]) -> CheckResult:
-    labels = labels_of(rows) or []
+    labels = collect_labels(rows) or []
     share = sum(labels) / max(len(labels), 1)
     text = f"{name}: {100 * share:.0f} % of {len(rows):,} memes are hateful"
     if _MIN_LABEL_SHARE <= share <= 1 - _MIN_LABEL_SHARE:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmf_win import errors
 from mmf_win.console import format_command
-from mmf_win.dataset.annotations import AnnotationRow, read_annotations, splits_on_disk
+from mmf_win.dataset.annotations import AnnotationRow, list_splits, read_annotations
 from mmf_win.errors import DamagedFeaturesError, DatasetError, StoppedByUserError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import hash_file
@@ -90,7 +90,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, mmf_paths: MmfPaths, *, fo
     """
     require_packages("lmdb", "numpy")
     splits = {
-        split: read_annotations(mmf_paths.dataset.annotation_file(split)) for split in splits_on_disk(mmf_paths.dataset)
+        split: read_annotations(mmf_paths.dataset.annotation_file(split)) for split in list_splits(mmf_paths.dataset)
     }
     sources = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with open_staging(lmdb.parent, wait=True) as staging:
@@ -104,7 +104,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, mmf_paths: MmfPaths, *, fo
         install_staged(staging, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM_KEY: sources}))
     keys = frozenset(summary.pop("keys"))
     coverage = {
-        split: {"rows": len(rows), "with_features": len(rows) - len(rows_without_features(rows, keys))}
+        split: {"rows": len(rows), "with_features": len(rows) - len(find_rows_without_features(rows, keys))}
         for split, rows in splits.items()
     }
     return {"lmdb": lmdb, "images": len(keys), **summary, "splits": coverage}
@@ -160,7 +160,7 @@ def run_lmdb_helper(module: str, lmdb: str, *arguments: str) -> Any:
     return answer["answer"]
 
 
-def rows_without_features(rows: Iterable[AnnotationRow], keys: Collection[str]) -> list[AnnotationRow]:
+def find_rows_without_features(rows: Iterable[AnnotationRow], keys: Collection[str]) -> list[AnnotationRow]:
     """Return the rows whose image has no record under any name that MMF tries.
 
     MMF first tries the number at the end of the name without leading zeros, then the name
@@ -200,10 +200,10 @@ def find_mismatched_features(rows: Iterable[AnnotationRow], keys: Collection[str
 
 def find_feature_key(image: str, keys: Collection[str]) -> str | None:
     """Return the key of the record that MMF loads for an image, or None if there is none."""
-    return next((key for key in _candidate_keys(image) if key in keys), None)
+    return next((key for key in _list_candidate_keys(image) if key in keys), None)
 
 
-def _candidate_keys(image: str) -> tuple[str, ...]:
+def _list_candidate_keys(image: str) -> tuple[str, ...]:
     stem = _stem(image)
     with suppress(ValueError):
         return str(int(stem.split("_")[-1])), stem

@@ -20,10 +20,10 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from mmf_win.archives import PasswordCallback
-from mmf_win.download import download, remote_size
+from mmf_win.download import download, query_remote_size
 from mmf_win.errors import DataError, InUseError, MmfEnvironmentError, PasswordError, UnsafeFeaturesError, UsageError
 from mmf_win.files import atomic_replace, device_number
-from mmf_win.inputs.known_hashes import contradicts_hash, hash_in_name, load_known_hashes, verify_against_known
+from mmf_win.inputs.known_hashes import contradicts_hash, load_known_hashes, parse_hash_from_name, verify_against_known
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
 from mmf_win.integrity.verify import FileProblem, VerificationResult, VerificationState, oldest_check_time
@@ -93,7 +93,7 @@ class Mirror:
 
     def download_size(self, names: Sequence[str], default_url: str | None) -> int | None:
         """Return the download size in bytes, or None if no server reports it."""
-        return next((n for n in map(remote_size, self._urls(names, default_url)) if n is not None), None)
+        return next((n for n in map(query_remote_size, self._urls(names, default_url)) if n is not None), None)
 
     def download(
         self, names: Sequence[str], default_url: str | None, target: Path, title: str, sha256: str | None
@@ -242,7 +242,7 @@ class InputFiles:
         return load_known_hashes(self.mmf_paths.cache_dir)
 
     def _verified_against(self, files: Iterable[Path], _manifest: Manifest) -> str:
-        return "the hash in its name" if all(map(hash_in_name, files)) else FIRST_READING
+        return "the hash in its name" if all(map(parse_hash_from_name, files)) else FIRST_READING
 
     def _verify_hashes(
         self, files: Sequence[Path], manifest: Manifest | None, full: bool, record: bool
@@ -305,7 +305,7 @@ class UrlInput(InputFiles):
                     shutil.copyfile(copy, temporary)
                 return
             _log.warning("%s: SHA-256 does not match the file name", copy)
-        mirror.download(self.names, self.source, target, self.title, hash_in_name(target))
+        mirror.download(self.names, self.source, target, self.title, parse_hash_from_name(target))
 
 
 def restrict_manifest(files: Iterable[Path], manifest: Manifest) -> Manifest | None:

@@ -101,14 +101,14 @@ def _find_problem(
         return FileProblem("unreadable", str(path), sha256.strerror or str(sha256))
     if contradicts_hash(path, sha256):
         return FileProblem("changed", str(path), "hash does not match the file name")
-    if entry and entry.sha256 != sha256 and not hash_in_name(path):
+    if entry and entry.sha256 != sha256 and not parse_hash_from_name(path):
         if stamp and earlier and (earlier.size, earlier.mtime_ns) == (stamp.size, stamp.mtime_ns):
             return FileProblem("changed", str(path), "different content, same modification time")
         _log.warning("%s was replaced since it was last read", path)
     return None
 
 
-def hash_in_name(path: Path) -> str | None:
+def parse_hash_from_name(path: Path) -> str | None:
     """Return the start of a file's SHA-256 or git object id, from its name or its blob's name, or None."""
     names = [path.resolve().name]
     if path.is_file() and not path.is_symlink():
@@ -128,7 +128,7 @@ def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     Returns:
         Whether the hashes differ.
     """
-    expected = hash_in_name(path)
+    expected = parse_hash_from_name(path)
     if expected is None:
         return False
     actual = git_object_id(path.read_bytes()) if len(expected) == _GIT_ID_LENGTH else sha256 or file_digest(path).hex()

@@ -15,11 +15,11 @@ from typing import Any
 from mmf_win.console import format_command, summarize_lines, summarize_list
 from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, keep_rows, require_labels
 from mmf_win.dataset.coverage import Coverage, load_coverage
-from mmf_win.dataset.image_files import Flaw, find_unusable_images, list_checked_images, most_common_hint
+from mmf_win.dataset.image_files import Flaw, choose_common_hint, find_unusable_images, list_checked_images
 from mmf_win.dataset.layout import image_name_hint
 from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths, list_feature_lmdbs, may_query_hub
-from mmf_win.inputs.feature_lmdb import read_image_keys, rows_without_features
+from mmf_win.inputs.feature_lmdb import find_rows_without_features, read_image_keys
 from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.integrity.manifest import (
     MANIFEST_NAME,
@@ -230,7 +230,7 @@ def _find_kept_rows(
         missing: list[AnnotationRow] = []
         if keys_by_lmdb:
             lmdbs = keys_by_lmdb.keys() & set(list_dataset_paths(dataset, "features", [slot]))
-            missing = [row for lmdb in lmdbs for row in rows_without_features(file.rows, keys_by_lmdb[lmdb])]
+            missing = [row for lmdb in lmdbs for row in find_rows_without_features(file.rows, keys_by_lmdb[lmdb])]
         elif dataset.get("use_images"):
             # A predicting worker reports unusable images itself.
             paths_to_skip = None if predicts else checked_paths
@@ -259,7 +259,7 @@ def _find_kept_rows(
     elif any("\\" in image for image in images):
         hint = "write image paths with / instead of \\, on Windows too"
     if hint or not allow_missing:
-        advice = f"{most_common_hint(flaws)}, then convert again" if flaws else "use a complete copy"
+        advice = f"{choose_common_hint(flaws)}, then convert again" if flaws else "use a complete copy"
         raise DatasetError(message, hint=hint or f"{advice}, or exclude these memes with --allow-missing")
     _log.warning("%s; these rows are excluded", message)
     kept = {}

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import Timestamp
-from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.annotations import collect_labels
 from mmf_win.dataset.coverage import Coverage, load_coverage
 from mmf_win.dataset.prediction_file import Prediction, write_predictions
 from mmf_win.dataset.user_memes import user_annotations_path
@@ -136,9 +136,9 @@ def _select_checkpoint(save_dir: Path, run_spec: str | None, checkpoint_spec: st
         file = checkpoints.select_checkpoint(run, checkpoint_spec)
         return RunCheckpoint(run, file.path, file)
 
-    owner = lookup.run_containing(expand_home(checkpoint_spec).absolute()) if run_spec is None else None
+    owner = lookup.find_run_containing(expand_home(checkpoint_spec).absolute()) if run_spec is None else None
     if owner is None and checkpoint_spec in ("best", "last"):
-        return lookup.first_usable_run(save_dir, run_spec, select_in_run)
+        return lookup.find_first_usable_run(save_dir, run_spec, select_in_run)
     return select_in_run(owner or lookup.find_run(save_dir, run_spec))
 
 
@@ -234,7 +234,7 @@ def _open_evaluation(
             pin = pin_checkpoint(member.run, member.checkpoint, use_link=use_link, checked_file=member.checked_file)
             data_dir = options.data_dir or Path(member.run.request().data_dir)
             pinned.append(_Member(member, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
-            if owner := lookup.run_containing(member.checkpoint):
+            if owner := lookup.find_run_containing(member.checkpoint):
                 stack.enter_context(usage_lock(owner))
         yield _Evaluation(pinned, save_dir, options, display, stack)
 
@@ -287,7 +287,7 @@ class _Evaluation:
         if validation is None:
             return DEFAULT_THRESHOLD, "default"
         target = self.find_target(members[0], validation)
-        labels = labels_of(target.rows)
+        labels = collect_labels(target.rows)
         if labels is None:
             raise DatasetError(f"{target.source}: a threshold cannot be chosen without labels")
         predictions = [self.predict_member(member, validation) for member in members]

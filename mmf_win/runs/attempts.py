@@ -18,7 +18,7 @@ from mmf_win.paths import module_command
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, EventReader, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import attempt_start_event
+from mmf_win.runs.history import find_attempt_start_event
 from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.runs.plan import Plan, choose_reduction, next_attempt
 from mmf_win.supervise import StopPolicy, count_oom_kills, run_child
@@ -79,7 +79,7 @@ def run_with_retries(
             return attempt
         try:
             events = read_attempt_events(attempt)
-            start_event = attempt_start_event(events)
+            start_event = find_attempt_start_event(events)
             reduction = choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
             if reduction is None or start_event is None:
                 raise outcome_error(outcome, attempt)

@@ -19,7 +19,7 @@ from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.history import read_run_events
-from mmf_win.runs.lookup import run_containing
+from mmf_win.runs.lookup import find_run_containing
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.config import DATASET, MMFW_GROUP, Settings
 
@@ -143,7 +143,7 @@ def _read_teacher_probas(path: Path, rows: list[AnnotationRow], split: str, hint
 def _is_trained_on(record: dict[str, Any], sha256: str) -> bool:
     """Return whether a run that made the predictions is known to be trained on annotations with this hash."""
     with suppress(OSError, TypeError, KeyError, DataError):  # another program may have written the record
-        runs = [run_containing(Path(member["checkpoint"])) for member in record["members"]]
+        runs = [find_run_containing(Path(member["checkpoint"])) for member in record["members"]]
         events = [event for run in runs if run for event in read_run_events(run)]
         trained = [event.get("data") or {} for event in events if event["kind"] == "train_started"]
         return any(data.get("sha256") == sha256 for data in trained)

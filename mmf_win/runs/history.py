@@ -268,13 +268,13 @@ def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     Raises:
         DataError: The request or configuration of a run cannot be read.
     """
-    one, other = comparable_config(first), comparable_config(second)
+    one, other = read_comparable_config(first), read_comparable_config(second)
     resolved = all(any(key.startswith("mmf.") for key in config) for config in (one, other))
     keys = (key for key in sorted(one.keys() | other.keys()) if resolved or not key.startswith("mmf."))
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
-def comparable_config(run: Run) -> dict[str, Any]:
+def read_comparable_config(run: Run) -> dict[str, Any]:
     """Return the settings of a run that :func:`diff_runs` compares, by key.
 
     Raises:
@@ -320,7 +320,7 @@ def run_state(run: Run) -> str:
     return {"ok": "done", "interrupted": "interrupted"}.get(outcome.kind, f"failed: {outcome.kind}")
 
 
-def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def find_changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the annotation files (stems) that changed since the run last trained and validated.
 
     Args:
@@ -350,7 +350,7 @@ def read_run_events(run: Run) -> list[Event]:
     return events
 
 
-def attempt_start_event(events: list[Event]) -> Event | None:
+def find_attempt_start_event(events: list[Event]) -> Event | None:
     """Return the event that started an attempt's training or prediction, with the final micro-batch."""
     start_event: Event | None = None
     for event in events:

@@ -22,10 +22,10 @@ _MAX_CLOCK_SKEW_SECONDS = 60.0  # between two machines
 
 def list_runs(folder: Path) -> list[Run]:
     """Return the runs in a save dir (without those of sweeps) or in the folder of a sweep, newest first."""
-    return _sort_newest_first(_candidate_runs(folder))
+    return _sort_newest_first(_iter_candidate_runs(folder))
 
 
-def _candidate_runs(folder: Path) -> Iterator[Run]:
+def _iter_candidate_runs(folder: Path) -> Iterator[Run]:
     patterns = ("*/*", "*/*/*") if (folder / SPECIFICATION_FILE).is_file() else ("*/*",)
     return (Run(path) for pattern in patterns for path in folder.glob(pattern))
 
@@ -120,7 +120,7 @@ def iter_matching_runs(save_dir: Path, run_spec: str | None) -> Iterator[Run]:
         names = ("/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name)
         return run_spec in (None, *names) or (accepts_id and run_spec == run.id)
 
-    yield from _sort_newest_first(filter(is_match, _candidate_runs(save_dir)))
+    yield from _sort_newest_first(filter(is_match, _iter_candidate_runs(save_dir)))
 
 
 def find_run(save_dir: Path, run_spec: str | None) -> Run:
@@ -133,10 +133,10 @@ def find_run(save_dir: Path, run_spec: str | None) -> Run:
     Raises:
         RunNotFoundError: No run matches.
     """
-    return first_usable_run(save_dir, run_spec, lambda run: run)
+    return find_first_usable_run(save_dir, run_spec, lambda run: run)
 
 
-def first_usable_run(
+def find_first_usable_run(
     save_dir: Path, run_spec: str | None, load: Callable[[Run], _T | None], preset: str | None = None
 ) -> _T:
     """Return ``load(run)`` for the newest matching run that is usable.
@@ -186,19 +186,19 @@ def _not_found_hint(save_dir: Path, run_spec: str | None) -> str:
     if run_spec and find_sweep_folder(save_dir, run_spec):
         list_command = format_command("mmfw", "runs", "--sweep", run_spec, "--save-dir", save_dir)
         return f"{run_spec} is a sweep; list its runs with `{list_command}`"
-    if run_spec is None or run_spec in presets.names():
+    if run_spec is None or run_spec in presets.list_presets():
         command = format_command("mmfw", "train", run_spec or "PRESET", "--save-dir", save_dir)
         return f"create one with `{command}`"
     if run_spec.endswith((".ckpt", ".pth", ".pt")):
         command = format_command("mmfw", "predict", "--checkpoint", run_spec)
         return f"to predict with a checkpoint, run `{command}`"
-    names = [*(run.path.parent.name for run in list_runs(save_dir)), *presets.names()]
+    names = [*(run.path.parent.name for run in list_runs(save_dir)), *presets.list_presets()]
     names += [f"{SWEEPS_DIR}/{path.name}" for path in list_sweeps(save_dir)]
     list_command = format_command("mmfw", "runs", "--save-dir", save_dir)
     return f"{suggestion_hint(run_spec, names)}list the runs with `{list_command}`"
 
 
-def run_containing(file: Path) -> Run | None:
+def find_run_containing(file: Path) -> Run | None:
     """Return the run whose folder contains a file, or ``None``."""
     return next((Run(parent) for parent in file.parents if _is_run_folder(parent)), None)
 

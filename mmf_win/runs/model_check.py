@@ -16,7 +16,7 @@ from mmf_win.records import convert_to
 from mmf_win.runs import training
 from mmf_win.runs.attempts import DisplayFactory
 from mmf_win.runs.history import describe_loaded_weights
-from mmf_win.runs.profiling import job_from_preset_or_run
+from mmf_win.runs.profiling import make_job_from_preset_or_run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import MMFW_GROUP, merge_settings
 
@@ -47,7 +47,7 @@ def check_model(
         StoppedByUserError: The user interrupted the check.
         MmfwError: The model cannot be built; the class gives the exit code.
     """
-    name, job = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
+    name, job = make_job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
     # A working model can memorize the labels of a few rows, but not a teacher's probabilities.
     request = job.request.merged_with({MMFW_GROUP: {"teacher": None, "teacher_weight": None}})
     plan = training.prepare_plan(replace(job, request=request))

@@ -13,7 +13,7 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind, read_e
 from mmf_win.protocol.attempt import CheckTask
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import RunRecord, attempt_start_event
+from mmf_win.runs.history import RunRecord, find_attempt_start_event
 from mmf_win.runs.lookup import list_runs
 from mmf_win.signals import STOP_SIGNALS
 from mmf_win.supervise import ChildExit
@@ -112,8 +112,8 @@ def _outcome_hint(kind: str, attempt: AttemptRequest, output_hint: str) -> str |
         if not resumes:
             return None
         is_saved = any(run.checkpoints.glob("*.ckpt"))  # not read, since the user waits for the prompt
-        return f"resume with: {resume_command(run)}" if is_saved else f"nothing saved yet; {_START_OVER_HINT}"
-    if kind == "nan" and (attempt_start_event(read_events(attempt.events)) or {}).get("precision") == "fp16":
+        return f"resume with `{resume_command(run)}`" if is_saved else f"nothing saved yet; {_START_OVER_HINT}"
+    if kind == "nan" and (find_attempt_start_event(read_events(attempt.events)) or {}).get("precision") == "fp16":
         kind = "nan in fp16"
     elif kind == "nan" and attempt.settings.get("training", {}).get("detect_anomaly"):
         kind = "nan of an operation"

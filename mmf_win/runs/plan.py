@@ -113,7 +113,7 @@ def plan_training(job: RunJob) -> Plan:
         only_weights=job.only_weights,
         keep_checkpoints=1 if mmfw_settings.keep is None else mmfw_settings.keep,
         find_micro_batch=bool(mmfw_settings.auto_batch),
-        known_micro_batches=micro_batch_store.load() if options.use_known_fits else {},
+        known_micro_batches=micro_batch_store.load_micro_batches() if options.use_known_fits else {},
         **process_fields,
     )
     return plan_attempt(task, mmf, job, request, settings)

@@ -12,14 +12,14 @@ from mmf_win.console import Progress, format_command, summarize_list
 from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths
-from mmf_win.inputs.feature_lmdb import find_mismatched_features, read_image_keys, rows_without_features
+from mmf_win.inputs.feature_lmdb import find_mismatched_features, find_rows_without_features, read_image_keys
 from mmf_win.inputs.input_files import InputFiles
 from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import presets
 from mmf_win.runs.history import RunRecord
-from mmf_win.runs.lookup import run_containing
+from mmf_win.runs.lookup import find_run_containing
 from mmf_win.runs.plan import Plan, require_divisible_batch
 from mmf_win.runs.request import RunRequest, format_override_value
 from mmf_win.runs.targets import PredictionTarget
@@ -80,7 +80,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     if first.checkpoint is None or first.train_task.only_weights or reset.get("all") or reset.get("counts"):
         return
     checkpoint, patience = Path(first.checkpoint), training["early_stop.patience"]
-    progress, run = read_checkpoint_progress(checkpoint), run_containing(checkpoint)
+    progress, run = read_checkpoint_progress(checkpoint), find_run_containing(checkpoint)
     if progress is None:
         return
     is_unfinished = (  # stopped after its last update, but before its end
@@ -175,7 +175,7 @@ def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: 
     """
     rows = target.rows
     keys = read_image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
-    missing = rows_without_features(rows, keys)
+    missing = find_rows_without_features(rows, keys)
     if missing:
         listing = summarize_list([row.display_id for row in missing])
         command = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(mmf_paths.data_dir))
@@ -213,7 +213,7 @@ def find_preset_inputs(
     presets_by_input: dict[InputFiles, list[str]] = {}
     with Progress("reading presets", len(preset_names), "file") as progress:
         for name in preset_names:
-            config = resolve_config(mmf.root, mmf_paths, presets.load(name), overrides)
+            config = resolve_config(mmf.root, mmf_paths, presets.load_preset(name), overrides)
             for files in list_config_inputs(mmf.root, mmf_paths, config):
                 presets_by_input.setdefault(files, []).append(name)
             progress.advance(1)
@@ -239,7 +239,7 @@ def _preset_arguments(request: RunRequest) -> list[str]:
     """Return the preset of a run as an argument, or nothing if the file of a user's preset is missing."""
     if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
-    return [request.preset] if request.preset in presets.names() else []
+    return [request.preset] if request.preset in presets.list_presets() else []
 
 
 def _hint_arguments(plan: Plan) -> list[str]:

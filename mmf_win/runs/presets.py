@@ -59,12 +59,12 @@ class Preset(ConfigSpec):
     published: dict[str, Any] = field(default_factory=dict)
 
 
-def names() -> list[str]:
+def list_presets() -> list[str]:
     """Return the names of mmfw's presets, sorted."""
     return sorted(path.stem for path in presets_dir().glob("*.yaml"))
 
 
-def load(name: str) -> Preset:
+def load_preset(name: str) -> Preset:
     """Load one of mmfw's presets by name, or a user's preset by path.
 
     Returns:
@@ -122,7 +122,7 @@ def _find_preset_file(name: str) -> Path:
         raise UsageError(f"{name} is a folder, not a preset", hint=LIST_HINT)
     is_file = path.suffix in (".yaml", ".yml")
     message = f"{name}: file not found" if is_file else f"no preset named {name}"
-    raise UsageError(message, hint=suggestion_hint(path.stem, names(), 0.4) + LIST_HINT)
+    raise UsageError(message, hint=suggestion_hint(path.stem, list_presets(), 0.4) + LIST_HINT)
 
 
 def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

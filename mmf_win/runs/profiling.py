@@ -73,7 +73,7 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
     ), trace
 
 
-def job_from_preset_or_run(
+def make_job_from_preset_or_run(
     preset_or_run: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> tuple[str, RunJob]:
     """Return the name and the training of a preset, or of a run from its beginning.
@@ -88,17 +88,17 @@ def job_from_preset_or_run(
         The name of the preset or the ID of the run, and the training.
     """
     mmf_paths = MmfPaths.resolve(data_dir, save_dir)
-    if preset_or_run is not None and (preset_or_run in presets.names() or expand_home(preset_or_run).is_file()):
+    if preset_or_run is not None and (preset_or_run in presets.list_presets() or expand_home(preset_or_run).is_file()):
         # The name of a preset takes precedence over that of a run.
-        job = training.job_from_preset(preset_or_run, options, mmf_paths)
+        job = training.make_job_from_preset(preset_or_run, options, mmf_paths)
         return job.request.preset, job
     run = lookup.find_run(mmf_paths.save_dir, preset_or_run)
-    return run.id, job_from_run(run, options, data_dir, save_dir)
+    return run.id, make_job_from_run(run, options, data_dir, save_dir)
 
 
-def job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
-    """Return the training of a run from its beginning (see :func:`job_from_preset_or_run`)."""
-    job = training.job_from_request(run.request(), options, data_dir, save_dir)
+def make_job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
+    """Return the training of a run from its beginning (see :func:`make_job_from_preset_or_run`)."""
+    job = training.make_job_from_request(run.request(), options, data_dir, save_dir)
     if (weights := job.request.init or job.request.start) is None:
         return job
     if not Path(weights).is_file():

@@ -43,7 +43,7 @@ def find_weights(preset: Preset, mmf: MmfInstall, mmf_paths: MmfPaths) -> Archiv
     return weights if weights.entry else None
 
 
-def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
+def fetch_published_weights(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
     """Return the file of a preset's published weights, downloaded if it is missing, and verified.
 
     Args:
@@ -98,7 +98,7 @@ def get_or_create_run(
         InUseError: The dataset is being installed.
         MmfwError: The weights are not available (see :func:`fetch`).
     """
-    preset = presets.load(preset_name)
+    preset = presets.load_preset(preset_name)
     try:  # before a long download
         splits = choose_splits(mmf_paths.dataset)
     except (DatasetError, InUseError):
@@ -106,7 +106,7 @@ def get_or_create_run(
             raise
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     splits |= find_paper_splits(mmf_paths.dataset)
-    weights = fetch(preset, mmf_paths, source)
+    weights = fetch_published_weights(preset, mmf_paths, source)
     manifest = Manifest.load(weights.parent)  # which verified it just now, if it exists
     entry = manifest.files.get(weights.name) if manifest else None
     sha256 = entry.sha256 if entry else file_digest(weights).hex()

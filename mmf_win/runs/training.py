@@ -17,7 +17,7 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest, read_events
 from mmf_win.runs import checkpoints, distillation, lookup, micro_batch_store, preflight, presets, published_weights
 from mmf_win.runs.attempts import DisplayFactory, read_attempt_events, run_with_retries, run_worker
 from mmf_win.runs.folder import Run, require_not_training, training_lock
-from mmf_win.runs.history import changed_splits, read_run_events, training_progress
+from mmf_win.runs.history import find_changed_splits, read_run_events, training_progress
 from mmf_win.runs.plan import Plan, RunJob, plan_training
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import CommandOptions, RunRequest
@@ -34,7 +34,7 @@ PUBLISHED = "published"
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pth", ".pt")
 
 
-def job_from_preset(
+def make_job_from_preset(
     preset_name: str,
     options: CommandOptions,
     mmf_paths: MmfPaths,
@@ -59,10 +59,10 @@ def job_from_preset(
     Raises:
         MmfwError: The preset, the dataset or the weights cannot be used.
     """
-    preset, weights = presets.load(preset_name), None
-    request = _request_from_preset(preset, mmf_paths)
+    preset, weights = presets.load_preset(preset_name), None
+    request = _build_request_from_preset(preset, mmf_paths)
     if init == PUBLISHED:
-        weights = published_weights.fetch(preset, mmf_paths, source, offline=options.dry_run)
+        weights = published_weights.fetch_published_weights(preset, mmf_paths, source, offline=options.dry_run)
         init = preset.zoo
     elif init is not None:
         weights = checkpoints.require_intact(init).path
@@ -71,7 +71,7 @@ def job_from_preset(
     return RunJob(request, options, mmf_paths, name=name, checkpoint=weights, only_weights=only_weights)
 
 
-def job_from_request(
+def make_job_from_request(
     request: RunRequest, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> RunJob:
     """Return a new training with the request of a run.
@@ -95,7 +95,7 @@ def job_from_request(
     return RunJob(request, options, mmf_paths)
 
 
-def job_to_resume(
+def make_job_to_resume(
     resume_spec: str,
     preset_name: str | None,
     options: CommandOptions,
@@ -114,7 +114,7 @@ def job_to_resume(
         preset_name: Name or file of the preset, or ``None``.
         options: Options of the command.
         name: Name of the new run if ``resume_spec`` is a file; ``None`` for the name of the preset.
-        data_dir: Data dir of MMF, as for :func:`job_from_request`.
+        data_dir: Data dir of MMF, as for :func:`make_job_from_request`.
         mmf_paths: Folders of MMF, with ``data_dir`` or its default.
 
     Returns:
@@ -124,7 +124,7 @@ def job_to_resume(
         UsageError: The options do not fit the run, or the configuration of the checkpoint is unknown.
         MmfwError: There is nothing to resume, or it cannot be read.
     """
-    preset = None if preset_name is None else presets.load(preset_name)
+    preset = None if preset_name is None else presets.load_preset(preset_name)
     match = _find_run_to_resume(resume_spec, preset, mmf_paths.save_dir)
     if match is not None:
         run, checkpoint = match
@@ -134,7 +134,7 @@ def job_to_resume(
                 f"run {run.id} is resumed in its own folder and cannot be named {name}", hint="remove --name"
             )
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
-        job = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
+        job = make_job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
         start_events = [event for event in read_run_events(run) if event["kind"] == "train_started"]
         precision = options.settings.get(MMFW_GROUP, {}).get("precision")
         if start_events and precision not in (None, previous := start_events[-1].get("precision", "fp32")):
@@ -143,15 +143,15 @@ def job_to_resume(
     checked_file = checkpoints.require_intact(resume_spec)
     checkpoint = checked_file.path
     _require_seed_kept(options, checkpoint)
-    owner = lookup.run_containing(checkpoint)
+    owner = lookup.find_run_containing(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
         checkpoints.warn_if_foreign(owner, checked_file)
     if preset is not None:
-        job = RunJob(_request_from_preset(preset, mmf_paths), options, mmf_paths)
+        job = RunJob(_build_request_from_preset(preset, mmf_paths), options, mmf_paths)
     elif owner is not None:
         request = replace(owner.request(), init=None, created=time.time())
-        job = job_from_request(request, options, data_dir, mmf_paths.save_dir)
+        job = make_job_from_request(request, options, data_dir, mmf_paths.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} is not in the folder of a run, so its configuration is unknown",
@@ -167,7 +167,7 @@ def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path)
     if not is_newest and (path.is_file() or (path.suffix in _CHECKPOINT_SUFFIXES and not path.is_dir())):
         return None
 
-    def checkpoint_to_resume(run: Run) -> tuple[Run, Path] | None:
+    def find_checkpoint_to_resume(run: Run) -> tuple[Run, Path] | None:
         if is_newest and run.request().published_weights:
             return None
         published_weights.require_trained(run)
@@ -175,8 +175,8 @@ def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path)
         checkpoints.require_no_blocking_folders(run)
         return run, checkpoints.select_checkpoint(run, resume_spec if is_newest else "last").path
 
-    return lookup.first_usable_run(
-        save_dir, None if is_newest else resume_spec, checkpoint_to_resume, preset.name if preset else None
+    return lookup.find_first_usable_run(
+        save_dir, None if is_newest else resume_spec, find_checkpoint_to_resume, preset.name if preset else None
     )
 
 
@@ -197,7 +197,7 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int 
         raise UsageError(message, hint=f"remove {seed_arguments[0]}")
 
 
-def _request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:
+def _build_request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:
     return presets.build_request(preset, choose_splits(mmf_paths.dataset), mmf_paths)
 
 
@@ -269,12 +269,12 @@ def execute_plan(
         if run is not None and checkpoint is not None:
             preserved = checkpoints.preserve_last_checkpoint(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, preserved)
-            for name in changed_splits(run, inputs.splits_read):
+            for name in find_changed_splits(run, inputs.splits_read):
                 _log.warning(
                     "%s has changed since this run was trained; scores before and after the change are not comparable",
                     name,
                 )
-        origin = run or (request.start and lookup.run_containing(Path(request.start)))
+        origin = run or (request.start and lookup.find_run_containing(Path(request.start)))
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None
         if total and previous_total not in (None, total):
@@ -291,7 +291,7 @@ def execute_plan(
             attempt = replace(attempt, settings=merge_settings(attempt.settings, annotations))
             outcome = run_worker(run, attempt, plan, display, lock_fd=lock_fd)
             if outcome.kind in ("ok", "interrupted"):
-                micro_batch_store.remember(read_attempt_events(attempt))
+                micro_batch_store.save_micro_batch(read_attempt_events(attempt))
             return outcome
 
         if not run.request_file.exists():

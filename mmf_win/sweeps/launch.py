@@ -36,7 +36,7 @@ from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import estimate_cost
-from mmf_win.sweeps.task_runner import ResumeCallback, Slot, TaskRunner, TaskUpdate, local_slots
+from mmf_win.sweeps.task_runner import ResumeCallback, Slot, TaskRunner, TaskUpdate, create_local_slots
 from mmf_win.unpacking.staging import require_creatable_folders
 from mmf_win.upstream.install import require_packages
 
@@ -113,7 +113,7 @@ class PlannedSweep:
     def expected_cost(self) -> tuple[int, float, float] | None:
         """Expected cost of one more task; see :func:`mmf_win.sweeps.table.estimate_cost`."""
         return estimate_cost(
-            self.folder, self.started_tasks, _trained_preset(self.specification), self.options.save_dir
+            self.folder, self.started_tasks, _find_trained_preset(self.specification), self.options.save_dir
         )
 
     @property
@@ -206,11 +206,11 @@ def run_sweep(
     execute: Callable[..., Task] = sweep.runner.run
     with ExitStack() as stack:
         if options.cluster:
-            cluster = stack.enter_context(ray_backend.connect())
+            cluster = stack.enter_context(ray_backend.connect_to_ray())
             slots = cluster.make_slots(sweep.resources, options.count, folder, options.mmf_paths.data_dir)
             execute = partial(cluster.run, sweep.runner)
         else:
-            slots = local_slots(sweep.resources, options.count)
+            slots = create_local_slots(sweep.resources, options.count)
         if sweep.data_dir is not None:
             data_environment = {"MMF_DATA_DIR": str(sweep.data_dir)}
             slots = [replace(slot, environment={**slot.environment, **data_environment}) for slot in slots]
@@ -268,18 +268,18 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     """
     source, save_dir = options.arguments[0], options.save_dir
     path, earlier = expand_home(source), find_sweep_folder(save_dir, source)
-    if source in presets.names() and earlier != path.absolute():
+    if source in presets.list_presets() and earlier != path.absolute():
         earlier = None  # the name is that of a preset
     if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
         return _resolve_from_file(options, path, earlier)
-    if source not in presets.names() and not path.is_file():
+    if source not in presets.list_presets() and not path.is_file():
         if incomplete := next((place for place in (path, save_dir / SWEEPS_DIR / source) if place.is_dir()), None):
             hint = "run the original file again, with -o and this folder"
             raise UsageError(f"{incomplete}: not a sweep (sweep.yaml not found)", hint=hint)
-        candidates = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
+        candidates = [*presets.list_presets(), *(folder.name for folder in list_sweeps(save_dir))]
         hint = f"{suggestion_hint(path.stem, candidates)}run `mmfw sweep run --help` for examples"
         raise UsageError(f"no preset, file or sweep named {source}", hint=hint)
-    preset = presets.load(source)
+    preset = presets.load_preset(source)
     _, overrides = split_arguments(options.arguments[1:], max_names=0)
     words = ["--updates", str(options.updates)] if options.updates else []
     words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
@@ -293,7 +293,7 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
         command = CommandOptions(overrides=combination, updates=options.updates, dry_run=options.dry_run)
         require_trainable(command, resumes=False, seeds=options.seeds)
         command = replace(command, seed=min(options.seeds, default=None))
-        training.prepare_plan(training.job_from_preset(source, command, options.mmf_paths))
+        training.prepare_plan(training.make_job_from_preset(source, command, options.mmf_paths))
     return spec, text, folder
 
 
@@ -363,7 +363,7 @@ def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, 
     return replace(specification.parse_specification(text, folder.specification), choices=new.choices), text
 
 
-def _trained_preset(spec: Specification) -> str | None:
+def _find_trained_preset(spec: Specification) -> str | None:
     """Return the preset that the first command trains, or ``None`` if it trains none."""
     first = next(iter(spec.template.values()))
     values = {**dict.fromkeys(specification.placeholders(first), ""), **spec.default}

@@ -70,7 +70,7 @@ class RayTask:
 
 
 @contextmanager
-def connect() -> Iterator[RayCluster]:
+def connect_to_ray() -> Iterator[RayCluster]:
     """Connect to the Ray cluster of this machine for the duration of the block.
 
     Yields:

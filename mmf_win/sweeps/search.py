@@ -15,7 +15,7 @@ from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder, Task, TaskState, load_task
 from mmf_win.sweeps.planning import make_task
 from mmf_win.sweeps.specification import OTHER_FOLDER_HINT, Specification
-from mmf_win.sweeps.table import build_table, objective_value, validation_metrics
+from mmf_win.sweeps.table import build_table, read_objective_value, validation_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class OptunaSearch:
                 folder = self._sweep.task_folder(tasks_by_key[task.key].name)
                 ended = load_task(folder)
                 state = ended.state if ended is not None and ended.key == task.key else "failed"
-                self._finish_trial(trial.number, state, objective_value(self._search, folder))
+                self._finish_trial(trial.number, state, read_objective_value(self._search, folder))
         return None  # almost all combinations are used
 
     def _task_from_trial(self, trial: Any) -> Task:
@@ -154,7 +154,7 @@ class OptunaSearch:
         Raises:
             UsageError: Several trials succeeded, but none has the metric.
         """
-        value = objective_value(self._search, self._sweep.task_folder(task.name))
+        value = read_objective_value(self._search, self._sweep.task_folder(task.name))
         with file_lock(self._sweep.study_lock, math.inf):  # other drivers may record it at the same time
             trial = self._find_trial(task)
             if trial is not None:

@@ -80,7 +80,7 @@ def build_table(folder: SweepFolder, *, metric: str | None = None, baseline: Seq
     metric = metric or default_metric
     require_validation_metric(metric)
     done = [task for task in list_tasks(folder) if task.finished and task.state in ("success", "queued")]
-    differing = differing_parameters(done)
+    differing = find_differing_parameters(done)
     items = ((task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done)
     rows = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(items)]
     rows = [row for row in rows if row.run_count]
@@ -128,7 +128,7 @@ def flatten_row(row: ResultRow, *, with_comparison: bool = False) -> dict[str, A
     return columns | ({"difference": row.difference, "p": row.p_value} if with_comparison else {})
 
 
-def differing_parameters(tasks: Sequence[Task]) -> list[str]:
+def find_differing_parameters(tasks: Sequence[Task]) -> list[str]:
     """Return the parameters that differ between tasks, except seeds and names beginning with ``_``."""
 
     def differs(name: str) -> bool:
@@ -138,7 +138,7 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
     return [n for n in names if n not in SEED_PARAMETERS and not n.startswith("_") and differs(n)]
 
 
-def trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
+def find_trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     """Find the newest run of each task that succeeded or was pruned.
 
     Args:
@@ -151,12 +151,12 @@ def trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
         UsageError: The specification of the sweep is invalid.
     """
     tasks = [task for task in list_tasks(sweep) if task.state in ("success", "pruned")]
-    differing = differing_parameters(tasks)
+    differing = find_differing_parameters(tasks)
     task_by_run = {sweep.task_folder(task.name).newest_run(): task for task in tasks}
     return {run: {name: task.values.get(name) for name in differing} for run, task in task_by_run.items() if run}
 
 
-def task_progress(folder: TaskFolder) -> dict[str, Any]:
+def read_task_progress(folder: TaskFolder) -> dict[str, Any]:
     """Return the progress of a task's newest training.
 
     Returns:
@@ -226,7 +226,7 @@ def validation_metrics(event: Event) -> dict[str, float]:
     return {name: float(v) for name, v in (event.get("metrics") or {}).items() if is_number(v)}
 
 
-def objective_value(search: Search, folder: TaskFolder) -> float | None:
+def read_objective_value(search: Search, folder: TaskFolder) -> float | None:
     """Return the value that a search optimizes, finite or not, or ``None`` if the task has none."""
     file, is_file, keys = search.metric.partition(".json:")
     if not is_file:
@@ -266,7 +266,7 @@ def _build_row(
         if scores.validated_on is not None:
             validated_on.add(scores.validated_on.split_label)
         if search is not None and search.metric not in metrics_of_task:
-            value = objective_value(search, task_folder)
+            value = read_objective_value(search, task_folder)
             metrics_of_task |= {} if value is None or not math.isfinite(value) else {search.metric: value}
         runs += bool(metrics_of_task) or task.state == "success"
         if scores.validation is not None:

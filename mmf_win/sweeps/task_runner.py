@@ -59,7 +59,7 @@ class Slot:
     gpu_count: int = 0
 
 
-def local_slots(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
+def create_local_slots(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
     """Create the slots of this machine.
 
     Args:

@@ -124,7 +124,7 @@ def load_upload_states(run: Run) -> list[UploadState]:
     return [state for state in states if state.link or state.id is None]
 
 
-def event_files(run: Run) -> dict[str, Path]:
+def list_event_files(run: Run) -> dict[str, Path]:
     """Return the event files of a run and its predictions, by their names in the upload state."""
     files = (run.events, *sorted(run.path.glob("attempts/*/events.jsonl")))
     return {file.relative_to(run.path).as_posix(): file for file in files}
@@ -235,7 +235,7 @@ class Uploader:
 
     def _read_new_events(self) -> Iterator[tuple[str, int, list[MetricPoint]]]:
         """Yield for each unsent event: its file, the number of events up to it, and its points."""
-        for name, file in event_files(self._run).items():
+        for name, file in list_event_files(self._run).items():
             for event in self._readers.setdefault(name, EventReader(file, keep_mmf_names=True)).poll():
                 self._event_counts[name] = self._event_counts.get(name, 0) + 1
                 points = [*self._event_points(event, name)]

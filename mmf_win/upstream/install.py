@@ -65,7 +65,7 @@ def find_mmf() -> MmfInstall:
     Raises:
         MmfEnvironmentError: There is no MMF, or it is visibly incomplete.
     """
-    installed = selected_mmf() or _find_importable_mmf()
+    installed = read_selected_mmf() or _find_importable_mmf()
     if installed is None:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
     if not _has_mmf(installed.root):
@@ -116,7 +116,7 @@ def pip_hint(extra: str = "") -> str:
     return f"run `{format_command('pip', 'install', '-c', constraints_file(), requirement)}`{location}"
 
 
-def selected_mmf() -> MmfInstall | None:
+def read_selected_mmf() -> MmfInstall | None:
     """Return the copy selected by ``mmfw setup``, intact or not, or ``None`` if it never ran.
 
     Raises:
@@ -153,7 +153,7 @@ def select_mmf(source_or_checkout: str | None = None, *, force: bool = False) ->
         UsageError: The folder is not a checkout of MMF.
     """
     if source_or_checkout is None:
-        current = selected_mmf()
+        current = read_selected_mmf()
         source_or_checkout = SOURCES[0].name if current is None else current.source
         if current is not None and current.source == "path":
             return use_checkout(find_mmf().root)

@@ -104,7 +104,7 @@ def test_missing_packages_and_mmfw_are_installed_by_pip(
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
     pip = format_command("pip", "install", "-c", constraints_file(), ".")
     assert f"run `{pip}` in a clone of mmfw" in _hints(mmfw.json("doctor"))
-    torch = survey.installed_version("torch") or "not installed"
+    torch = survey.read_installed_version("torch") or "not installed"
     assert f"torch {torch}" in mmfw("--version")
 
 
@@ -112,7 +112,7 @@ def test_missing_pytorch_is_listed_with_its_build_before_other_packages(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     absent = ["no-such-package", "torch", "torchvision"]
-    monkeypatch.setattr(survey, "installed_version", lambda name: None if name in absent else "1")
+    monkeypatch.setattr(survey, "read_installed_version", lambda name: None if name in absent else "1")
     required = ["click", *(f'{name}; extra == "train"' for name in absent)]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: required)
     first, second, *_ = mmfw.json("doctor")["missing"]

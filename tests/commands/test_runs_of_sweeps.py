@@ -106,7 +106,7 @@ def test_bare_name_never_stands_for_a_sweep(
     mmfw: MmfwRunner, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
+    monkeypatch.setattr("mmf_win.commands.track.select_enabled_trackers", lambda *_: ["a tracker"])
     mmfw(*words.split(), "grid", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
     monkeypatch.chdir(save / "sweeps")
@@ -128,7 +128,7 @@ def test_command_for_one_run_shows_how_to_list_the_runs_of_a_sweep(mmfw: MmfwRun
 def test_uploading_a_sweep_without_runs_is_an_error(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
+    monkeypatch.setattr("mmf_win.commands.track.select_enabled_trackers", lambda *_: ["a tracker"])
     (save / "sweeps" / "new").mkdir()
     (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)

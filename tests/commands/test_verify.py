@@ -108,7 +108,7 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     features = world.dataset.features
     shutil.rmtree(features)
     record = pickles.HOSTILE_PICKLES["too few objects"]
-    lmdb_file.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
+    lmdb_file.write_lmdb(features / "detectron.lmdb", [("00001", record)], 1 << 20)
     if words:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
     results = verified(mmfw, *words, code=3)
@@ -127,7 +127,7 @@ def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
     from mmf_win.features import lmdb_file
 
     lmdb, features = user_dir / "packed/detectron.lmdb", world.dataset.features
-    lmdb_file.write(lmdb, [("00001", pickles.HOSTILE_PICKLES["too few objects"])], 1 << 20)
+    lmdb_file.write_lmdb(lmdb, [("00001", pickles.HOSTILE_PICKLES["too few objects"])], 1 << 20)
     archive = user_dir / "own.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
     before = read_tree(features)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import MAX_ID, AnnotationRow, read_annotations, splits_on_disk
+from mmf_win.dataset.annotations import MAX_ID, AnnotationRow, list_splits, read_annotations
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
 from mmf_win.paths import MmfPaths
@@ -201,7 +201,7 @@ def test_another_conversion_keeps_a_user_split(name: str, archive: Path, mmf_pat
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     content = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
     mmf_paths.dataset.annotation_file(name).write_bytes(content)
-    assert name in splits_on_disk(mmf_paths.dataset)
+    assert name in list_splits(mmf_paths.dataset)
     assert verify_dataset(mmf_paths.dataset) == []
     assert convert(archive, mmf_paths, ask=lambda: PASSWORD).already_done
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
@@ -212,7 +212,7 @@ def test_another_conversion_keeps_a_user_split(name: str, archive: Path, mmf_pat
 def test_user_splits_are_listed_after_published_splits(mmf_paths: MmfPaths) -> None:
     names = ["mine.jsonl", "train.jsonl", "._x.jsonl", "dev.jsonl"]
     write_tree(dict.fromkeys(names, b""), mmf_paths.dataset.annotations)
-    assert splits_on_disk(mmf_paths.dataset) == ["train", "dev", "mine"]
+    assert list_splits(mmf_paths.dataset) == ["train", "dev", "mine"]
 
 
 @pytest.mark.parametrize("split", ["dev", "mine"])
@@ -232,7 +232,7 @@ def test_forced_conversion_renames_and_keeps_user_splits_and_images(
     assert picture.read_bytes() == image(99)
     assert picture.with_name("00099.png.old-1").read_bytes() == image(1)
     assert ("your file was renamed to dev.jsonl.old-1" in caplog.text) == is_taken
-    assert splits_on_disk(mmf_paths.dataset) == ["train", "dev", "test", *([] if is_taken else ["mine"])]
+    assert list_splits(mmf_paths.dataset) == ["train", "dev", "test", *([] if is_taken else ["mine"])]
     assert len(list(mmf_paths.dataset.root.rglob("*.old-*"))) == 1 + is_taken
     assert verify_dataset(mmf_paths.dataset, full=True) == []
 

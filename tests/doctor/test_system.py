@@ -12,7 +12,7 @@ from mmf_win import machine
 from mmf_win.doctor import survey as doctor
 from mmf_win.doctor.survey import (
     TorchBuild,
-    survey,
+    survey_environment,
     survey_torch,
     survey_windows_settings,
     torch_install_command,
@@ -28,7 +28,7 @@ def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, mmf_paths: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    result = survey(mmf_paths)["machine"]
+    result = survey_environment(mmf_paths)["machine"]
     assert result["cpus"] >= 1 and result["memory"] > 1 << 28
     assert [gpu["name"] for gpu in result["gpus"]] == ["NVIDIA 0", "NVIDIA 1"]
 

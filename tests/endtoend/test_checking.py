@@ -71,7 +71,7 @@ from pathlib import Path
 from mmf.utils.build import build_model, build_optimizer
 from mmf_win.worker.tasks import check as checks
 
-def check_each(observer, trainer, limit, check=checks.run):
+def check_each(observer, trainer, limit, check=checks.run_checks):
     config, found = trainer.config.model_config.planted, {}
     for fault in config.faults:
         config.fault = fault
@@ -87,7 +87,7 @@ def check_each(observer, trainer, limit, check=checks.run):
     Path(__file__).with_name("found.json").write_text(json.dumps(found), encoding="utf-8")
     raise checks.ChecksFinished
 
-checks.run = check_each
+checks.run_checks = check_each
 """
 
 # For each fault: the verdict, the check that finds it, and a part of its message.

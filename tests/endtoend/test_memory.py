@@ -133,7 +133,7 @@ def test_next_run_starts_with_known_micro_batch_unless_ignored(tool: Tool, set_f
     set_faults()
     assert train_and_list_micro_batches("--name", "third", "--ignore-known-fits", "--batch-size", "auto") == [4]
     assert "micro-batch 4 (not limited on a CPU)" in tool.errors
-    assert micro_batch_store.load() == {}, "an undivided batch that fits is not stored"
+    assert micro_batch_store.load_micro_batches() == {}, "an undivided batch that fits is not stored"
 
 
 @pytest.mark.usefixtures("only_rc12")
@@ -166,7 +166,7 @@ def test_auto_batch_size_finds_rows_that_fit_simulated_gpu(
     rows = [(event["rows"], event["found"]) for event in read_events_of_kind(run, "micro_batch")]
     assert rows == [(2, False), (12 if fitting_rows > 12 else 6, True)]
     assert read_events_of_kind(run, "train_started")[0]["micro_batch"] == 1
-    assert list(micro_batch_store.load().values()) == ([] if fitting_rows > 12 else [6])
+    assert list(micro_batch_store.load_micro_batches().values()) == ([] if fitting_rows > 12 else [6])
 
 
 @pytest.mark.wide
@@ -177,7 +177,7 @@ def test_interrupted_micro_batch_search_is_not_stored(tool: Tool, set_faults: Se
     assert tool.run_for_exit_code("train", tool.preset("vilbert"), *arguments) == 130
     (run,) = list_runs(tool.save_dir)
     assert [event["update"] for event in read_events_of_kind(run, "train")] == [1, 2]
-    assert micro_batch_store.load() == {}
+    assert micro_batch_store.load_micro_batches() == {}
 
 
 @pytest.mark.gpu
@@ -198,4 +198,4 @@ def test_training_on_full_gpu_uses_smaller_micro_batch(
     assert [event["micro_batch"] for event in read_events_of_kind(run, "train_started")] == [14, 7]
     (failed,) = read_events_of_kind(run, "attempt_failed")
     assert failed["next"] == {"micro_batch": 7} and attempt_outcomes(run) == ["cuda_oom", "ok"]
-    assert list(micro_batch_store.load().values()) == [7]
+    assert list(micro_batch_store.load_micro_batches().values()) == [7]

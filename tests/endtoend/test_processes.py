@@ -274,7 +274,7 @@ def test_ctrl_c_on_one_machine_saves_and_stops_all_machines(tool: Tool) -> None:
         first.sees("train")
         second.process.send_signal(signal.SIGINT)
         assert (first.gets_the_prompt_back(), second.gets_the_prompt_back()) == (130, 130)
-    assert "checkpoint saved" in first.read and "resume with: mmfw train --resume" in first.read
+    assert "checkpoint saved" in first.read and "resume with `mmfw train --resume" in first.read
     assert "--resume" not in second.read and "nothing saved" not in second.read
 
 

@@ -68,7 +68,7 @@ def test_changed_total_of_updates_is_reported(tool: Tool, set_faults: SetFaults)
 
 
 def test_resuming_run_that_reached_its_total_is_refused_with_updates(tool: Tool) -> None:
-    preset = presets.load(tool.preset("bert"))
+    preset = presets.load_preset(tool.preset("bert"))
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     mmf_paths = MmfPaths.resolve(tool.world.data, tool.save_dir)

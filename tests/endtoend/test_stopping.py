@@ -110,7 +110,7 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}; checkpoint saved\nresume with: mmfw train" in somebody.read
+    assert f"stopped at update {updates}; checkpoint saved\nresume with `mmfw train" in somebody.read
     assert "--resume last" in somebody.read and "error" not in somebody.read
     assert run_state(run) == "interrupted"
     goes_on(tool, run)

@@ -21,7 +21,7 @@ from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder, Task, TaskState
 from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.task_runner import TaskRunner, local_slots
+from mmf_win.sweeps.task_runner import TaskRunner, create_local_slots
 from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind, start_updates
 from tests.worlds.process_tree import signal_process_tree
 from tests.worlds.small_sweeps import load_tasks_by_name, make_specification, start_sweep_command
@@ -153,7 +153,7 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     search = _PrunesAtOnce()
     runner = TaskRunner(sweep, asked.template, False, resume_argv, "now")
     with SweepDisplay(1) as display:
-        driver = Driver(sweep, local_slots(["cpu"], 1), runner.run, display, search)
+        driver = Driver(sweep, create_local_slots(["cpu"], 1), runner.run, display, search)
         assert driver.run(plan_tasks(asked).tasks) is False
     assert search.told == ["pruned"]
     assert [task.state for task in load_tasks_by_name(sweep.path).values()] == ["pruned"]

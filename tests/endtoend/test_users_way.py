@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.timeout(1100),  # Wine takes its time
 ]
 
-UPDATES = presets.load("demo").settings["training"]["max_updates"]
+UPDATES = presets.load_preset("demo").settings["training"]["max_updates"]
 _FAULTS = Path(tiny_mmf.__file__).with_name("faults")
 
 _SECRETS = {"MMFW_PASSWORD": "hunter2-password", "HF_TOKEN": "hf_hunter2hunter2"}

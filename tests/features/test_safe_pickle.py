@@ -48,7 +48,7 @@ folder = Path(sys.argv[1])
 array = np.zeros((10_000, 1000))
 np.save(folder / "a.npy", array)
 record = pickle.dumps({"features": array})
-lmdb_file.write(folder / "a.lmdb", [("a", record)], 100 << 20)
+lmdb_file.write_lmdb(folder / "a.lmdb", [("a", record)], 100 << 20)
 content, np = (folder / "a.npy").read_bytes(), mmf_data.SimpleNamespace(np=np)
 mmf_data._restrict_loaders(np)
 del array

@@ -50,13 +50,13 @@ WEIGHTS = {
 
 def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
     """Return the inputs of a preset by the first word of their titles."""
-    preset = presets.load(name)
+    preset = presets.load_preset(name)
     changed_preset = replace(preset, settings=merge_settings(preset.settings, settings))
     config = resolve_config(mmf_root, places, changed_preset, overrides)
     return {each.title.split()[0]: each for each in list_config_inputs(mmf_root, places, config)}
 
 
-@pytest.mark.parametrize("name", presets.names())
+@pytest.mark.parametrize("name", presets.list_presets())
 def test_every_preset_needs_what_its_model_reads(mmf_root: Path, mmf_paths: MmfPaths, name: str) -> None:
     assert needs(mmf_root, mmf_paths, name).keys() == NEEDS[name]
 

@@ -14,7 +14,7 @@ from mmf_win.errors import ArchiveError, MmfEnvironmentError, ResourceError, Usa
 from mmf_win.files import free_space, read_json
 from mmf_win.inputs.hub import WEIGHTS, find_snapshot, make_model_input
 from mmf_win.inputs.input_files import Mirror, UrlInput, fetch_inputs, query_download_sizes
-from mmf_win.inputs.known_hashes import hash_in_name
+from mmf_win.inputs.known_hashes import parse_hash_from_name
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile_archives
@@ -235,8 +235,8 @@ def test_copy_that_replaces_a_download_has_no_hash_in_its_name(
     assert snapshot is not None
     blob.parent.mkdir()
     blob.hardlink_to(snapshot / "vocab.txt")
-    assert hash_in_name(snapshot / "vocab.txt") == blob.name
+    assert parse_hash_from_name(snapshot / "vocab.txt") == blob.name
     tiny = make_model_input("owner/tiny", mmf_paths, weights=WEIGHTS)
     (user_dir / "own").rename(user_dir / "tiny")
     tiny.fetch(Mirror(path=user_dir), tiny.quick_check())
-    assert hash_in_name(snapshot / "vocab.txt") is None
+    assert parse_hash_from_name(snapshot / "vocab.txt") is None

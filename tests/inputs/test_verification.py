@@ -20,7 +20,7 @@ from mmf_win.dataset.annotations import AnnotationRow, read_annotations
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, DatasetError, MmfEnvironmentError, UnsafeFeaturesError
-from mmf_win.inputs.feature_lmdb import read_image_keys, rows_without_features
+from mmf_win.inputs.feature_lmdb import find_rows_without_features, read_image_keys
 from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
@@ -380,5 +380,5 @@ def test_dataset_without_its_manifest_can_still_be_read(dataset: Dataset, caplog
 
 def test_features_are_found_by_the_names_that_mmf_tries() -> None:
     rows = [AnnotationRow(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
-    assert rows_without_features(rows, {"1235", "7", "42", "x"}) == []
-    assert rows_without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]
+    assert find_rows_without_features(rows, {"1235", "7", "42", "x"}) == []
+    assert find_rows_without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]

@@ -143,7 +143,9 @@ def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: Re
     runs = [world.add_run("first"), world.add_run("second", seed=2), world.add_run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
-            list(comparison.comparison_context([(RunRecord.read(run), None) for run in shown], None, {})["colours"])
+            list(
+                comparison.build_comparison_context([(RunRecord.read(run), None) for run in shown], None, {})["colours"]
+            )
             == apart
         )
     page = pages.write_comparison_page(runs[:2], world.save).read_text(encoding="utf-8")
@@ -177,7 +179,7 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: ReportWorld) -
     for each in (run, last):
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
     known = [RunRecord.read(each) for each in (run, old, last)]
-    about = comparison.comparison_context(
+    about = comparison.build_comparison_context(
         [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], SPLIT, {}
     )
     assert [entry.run_record.scores.scored_checkpoint for entry in about["entries"]] == ["best", "unknown", "best"]
@@ -341,7 +343,7 @@ def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: ReportWorld) -> None:
     runs, settings = make_sweep_runs(world, 12, predicted_count=10)
     known = [RunRecord.read(run) for run in runs]
-    about = comparison.comparison_context(
+    about = comparison.build_comparison_context(
         [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], None, settings
     )
     compared = (entry for c in about["contrasts"] for entry in (c["first"], c["second"]))

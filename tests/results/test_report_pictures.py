@@ -39,7 +39,7 @@ def save_images(folder: Path, images: dict[int, Any]) -> dict[int, Path]:
 def test_thumbnail_keeps_the_aspect_ratio(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((1000, 500), 80).save(path)
-    small = pictures.thumbnail(path)
+    small = pictures.make_thumbnail(path)
     assert (small["width"], small["height"]) == (256, 128)
     kind, data = small["uri"].split(",")
     assert kind == "data:image/webp;base64"
@@ -50,7 +50,7 @@ def test_thumbnail_keeps_the_aspect_ratio(tmp_path: Path) -> None:
 def test_every_image_mode_has_a_thumbnail(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.new(mode, (300, 300)).save(path)
-    assert pictures.thumbnail(path) is not None
+    assert pictures.make_thumbnail(path) is not None
 
 
 def without_its_palette() -> bytes:
@@ -83,7 +83,7 @@ def test_missing_or_damaged_picture_has_no_thumbnail(tmp_path: Path, content: Ca
     path = tmp_path / "a.png"
     if content is not None:
         path.write_bytes(content())
-    assert pictures.thumbnail(path) is None
+    assert pictures.make_thumbnail(path) is None
     assert pictures.group_similar_pictures({1: path, 2: path}) == {}
 
 
@@ -94,7 +94,7 @@ from mmf_win.results.report import pictures
 
 files = {n: Path(name) for n, name in enumerate(sys.argv[1:])}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-shown = [pictures.thumbnail(file) is not None for file in files.values()]
+shown = [pictures.make_thumbnail(file) is not None for file in files.values()]
 alike = sorted(pictures.group_similar_pictures({**files, -1: files[0], -2: files[1]}))
 print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

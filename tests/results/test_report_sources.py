@@ -9,7 +9,7 @@ import pytest
 
 from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.results.report.curves import read_curves
-from mmf_win.results.report.scored_split import ScoredMeme, find_confounder_pairs, worst_errors
+from mmf_win.results.report.scored_split import ScoredMeme, find_confounder_pairs, find_worst_errors
 from tests.worlds.report_world import attempt_events
 
 NO_OUTCOMES: Callable[[str], None] = {}.get
@@ -17,19 +17,19 @@ NO_OUTCOMES: Callable[[str], None] = {}.get
 
 def test_every_curve_is_read() -> None:
     curves = read_curves(attempt_events("1", 0, 60), NO_OUTCOMES)
-    assert [update for update, _ in curves.series("train/loss")] == [10, 20, 30, 40, 50, 60]
-    assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
+    assert [update for update, _ in curves.get_series("train/loss")] == [10, 20, 30, 40, 50, 60]
+    assert [update for update, _ in curves.get_series("val/auroc")] == [30, 60]
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
-        assert curves.series(name), name
+        assert curves.get_series(name), name
     assert curves.superseded_samples == ()
-    assert read_curves([], NO_OUTCOMES).series("train/loss") == [], "before training began"
+    assert read_curves([], NO_OUTCOMES).get_series("train/loss") == [], "before training began"
 
 
 def test_samples_repeated_by_a_later_attempt_are_superseded() -> None:
     curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get)
-    updates = [update for update, _ in curves.series("train/loss")]
+    updates = [update for update, _ in curves.get_series("train/loss")]
     assert updates == list(range(10, 121, 10))
-    assert [update for update, _ in curves.series("train/loss", superseded=True)] == [40, 50, 60]
+    assert [update for update, _ in curves.get_series("train/loss", superseded=True)] == [40, 50, 60]
     first, second = curves.attempts
     assert (first.start_update, first.resume_reason, first.batch) == (0, "", 32)
     assert (second.start_update, second.batch) == (30, 16)
@@ -61,7 +61,7 @@ def test_outcome_of_a_removed_attempt_is_read_from_older_events(name: str) -> No
 
 def test_pauses_between_attempts_take_no_time() -> None:
     curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)], NO_OUTCOMES)
-    seconds = [second for second, _ in curves.series_over_time("train/updates_per_s")]
+    seconds = [second for second, _ in curves.get_series_over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
@@ -69,7 +69,7 @@ def test_final_validation_is_not_part_of_the_curve() -> None:
     events = attempt_events("1", 0, 60)
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
     curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}], NO_OUTCOMES)
-    assert max(score for _, score in curves.series("val/auroc")) < 0.9
+    assert max(score for _, score in curves.get_series("val/auroc")) < 0.9
 
 
 def test_events_and_values_of_other_versions_are_skipped() -> None:
@@ -113,6 +113,6 @@ def test_empty_texts_make_no_pairs() -> None:
 
 def test_worst_errors_are_the_most_confident_ones() -> None:
     memes = [meme(1, "", 0, 0.6), meme(2, "", 0, 0.9), meme(3, "", 0, 0.1), meme(4, "", 1, 0.2)]
-    assert [m.row.id for m in worst_errors(memes, 0, 10)] == [2, 1]
-    assert [m.row.id for m in worst_errors(memes, 0, 1)] == [2]
-    assert [m.row.id for m in worst_errors(memes, 1, 10)] == [4]
+    assert [m.row.id for m in find_worst_errors(memes, 0, 10)] == [2, 1]
+    assert [m.row.id for m in find_worst_errors(memes, 0, 1)] == [2]
+    assert [m.row.id for m in find_worst_errors(memes, 1, 10)] == [4]

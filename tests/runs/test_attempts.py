@@ -298,25 +298,25 @@ def trained(fit: str, rows: int) -> list[Event]:
 
 
 def test_fitting_micro_batch_is_stored_until_whole_batch_fits(mmfw_home: Path, mmfw: MmfwRunner) -> None:
-    assert micro_batch_store.load() == {}
-    micro_batch_store.remember(trained("mmbt on a GPU", 8))
-    micro_batch_store.remember(trained("vilbert on a GPU", 4))
-    assert micro_batch_store.load() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
+    assert micro_batch_store.load_micro_batches() == {}
+    micro_batch_store.save_micro_batch(trained("mmbt on a GPU", 8))
+    micro_batch_store.save_micro_batch(trained("vilbert on a GPU", 4))
+    assert micro_batch_store.load_micro_batches() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
     assert "mmbt on a GPU" in mmfw("doctor")
-    micro_batch_store.remember(trained("mmbt on a GPU", 16))
-    assert micro_batch_store.load() == {"vilbert on a GPU": 4}
+    micro_batch_store.save_micro_batch(trained("mmbt on a GPU", 16))
+    assert micro_batch_store.load_micro_batches() == {"vilbert on a GPU": 4}
 
 
 @pytest.mark.parametrize("content", ["{half a", "[1]", '{"a": "many"}', '{"a": -1}'])
 def test_damaged_micro_batch_store_is_ignored_and_replaced(mmfw_home: Path, content: str) -> None:
     mmfw_home.mkdir()
     micro_batch_store.store_path().write_text(content, encoding="utf-8")
-    assert micro_batch_store.load() == {}
-    micro_batch_store.remember(trained("a", 2))
-    assert micro_batch_store.load() == {"a": 2}
+    assert micro_batch_store.load_micro_batches() == {}
+    micro_batch_store.save_micro_batch(trained("a", 2))
+    assert micro_batch_store.load_micro_batches() == {"a": 2}
 
 
 def test_only_newest_micro_batches_are_kept(mmfw_home: Path) -> None:
     for number in range(203):
-        micro_batch_store.remember(trained(f"kind {number}", 1))
-    assert list(micro_batch_store.load()) == [f"kind {number}" for number in range(3, 203)]
+        micro_batch_store.save_micro_batch(trained(f"kind {number}", 1))
+    assert list(micro_batch_store.load_micro_batches()) == [f"kind {number}" for number in range(3, 203)]

@@ -49,7 +49,7 @@ def test_run_is_found_by_name_id_or_time_and_defaults_to_newest(tmp_path: Path) 
     for spec in ("a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"):
         assert lookup.find_run(tmp_path, spec) == newest_of_a
     assert lookup.find_run(tmp_path, None) == newest
-    assert lookup.first_usable_run(tmp_path, None, lambda run: run, "mmbt_grid") == newest
+    assert lookup.find_first_usable_run(tmp_path, None, lambda run: run, "mmbt_grid") == newest
 
 
 def test_times_of_run_are_iso_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,11 +102,11 @@ def test_newest_usable_run_is_used_and_skipped_runs_are_logged(
         run.request()
         return checkpoints.select_checkpoint(run, "last").path
 
-    assert lookup.first_usable_run(tmp_path, spec, use) == usable.checkpoints / "best.ckpt"
+    assert lookup.find_first_usable_run(tmp_path, spec, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))
     assert f"skipping run {empty.id}: has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        lookup.first_usable_run(tmp_path, empty.id, use)
+        lookup.find_first_usable_run(tmp_path, empty.id, use)
 
 
 def test_run_with_unreadable_files_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_run_with_unreadable_files_is_skipped(tmp_path: Path, caplog: pytest.Log
             raise PermissionError(errno.EACCES, "Permission denied", str(run.events))
         return run
 
-    assert lookup.first_usable_run(tmp_path, None, use) == usable
+    assert lookup.find_first_usable_run(tmp_path, None, use) == usable
     assert f"skipping run {unreadable.id}" in caplog.text and "Permission denied" in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_error_without_usable_run_is_that_of_newest_run(tmp_path: Path) -> None:
         raise DataError(f"{run.id} is damaged")
 
     with pytest.raises(DataError, match="2026-01-01T00-00-02 is damaged"):
-        lookup.first_usable_run(tmp_path, None, use)
+        lookup.find_first_usable_run(tmp_path, None, use)
 
 
 def test_missing_run_is_an_error_with_hint(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_annotations_changed_since_training_are_reported(tmp_path: Path) -> None
     data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
     events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
     events(run, {"kind": "val", "update": 1, "metrics": {}, "data": {**data, "split": "dev"}})
-    assert history.changed_splits(run, {"train": data, "val": data}) == []
-    assert history.changed_splits(run, {"train": data, "val": {**data, "sha256": "2"}}) == ["dev"]
-    assert history.changed_splits(run, {"train": {"sha256": "2"}}) == ["train"]
+    assert history.find_changed_splits(run, {"train": data, "val": data}) == []
+    assert history.find_changed_splits(run, {"train": data, "val": {**data, "sha256": "2"}}) == ["dev"]
+    assert history.find_changed_splits(run, {"train": {"sha256": "2"}}) == ["train"]
 
 
 @pytest.mark.parametrize(

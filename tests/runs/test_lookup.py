@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.errors import RunNotFoundError
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import find_run, run_containing
+from mmf_win.runs.lookup import find_run, find_run_containing
 
 REPORT = "reports/test.csv"
 
@@ -20,8 +20,8 @@ def test_file_in_attempt_folder_belongs_to_run(tmp_path: Path, name: str, file: 
     for folder in (run.path, run.path / "attempts" / "1"):
         folder.mkdir(parents=True)
         (folder / "request.json").write_text("{}", encoding="utf-8")
-    assert run_containing(run.path / file) == run
-    assert run_containing(tmp_path / REPORT) is None
+    assert find_run_containing(run.path / file) == run
+    assert find_run_containing(tmp_path / REPORT) is None
 
 
 def test_attempt_folder_is_not_a_run(tmp_path: Path) -> None:

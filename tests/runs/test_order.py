@@ -85,7 +85,7 @@ def test_invalid_creation_time_falls_back_to_modification_time_with_warning(
     between = make(tmp_path, "a/3", 0.0)
     without_time(between, OCTOBER_25 + HOUR, **created)
     assert lookup.list_runs(tmp_path) == [newest, between, oldest]
-    assert lookup.first_usable_run(tmp_path, "a/3", lambda run: run) == between
+    assert lookup.find_first_usable_run(tmp_path, "a/3", lambda run: run) == between
     assert f"{between.request_file}: no creation time" in caplog.text
     if not created:
         assert between.request().created == OCTOBER_25 + HOUR

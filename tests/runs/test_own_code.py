@@ -124,9 +124,9 @@ def test_missing_user_code_is_an_error_with_owner_and_hint(code_of: Any, user_di
 def test_relative_user_dir_is_resolved_next_to_preset_or_in_working_dir(user_dir: Path) -> None:
     text = "{model: mine, settings: {env: {user_dir: code}}}"
     (user_dir / "mine.yaml").write_text(text, encoding="utf-8")
-    assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == "code"
+    assert presets.load_preset(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == "code"
     (user_dir / "code").mkdir()
-    assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == str(user_dir / "code")
+    assert presets.load_preset(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == str(user_dir / "code")
 
 
 def test_file_overrides_include_user_dir_missing_from_preset() -> None:

@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_published_preset_is_complete(name: str) -> None:
-    preset = presets.load(name)
+    preset = presets.load_preset(name)
     assert preset.name == name and preset.title and preset.model
     assert preset.config is not None and preset.config.endswith(".yaml")
     for split in ("val", "test"):
@@ -37,17 +37,17 @@ def test_published_preset_is_complete(name: str) -> None:
 
 def test_user_preset_extends_shipped_preset_or_adjacent_file(tmp_path: Path) -> None:
     path = write(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
-    preset = presets.load(str(path))
+    preset = presets.load_preset(str(path))
     assert (preset.name, preset.model) == ("моё 实验", "mmbt")
-    assert preset.config == presets.load("mmbt_grid").config
+    assert preset.config == presets.load_preset("mmbt_grid").config
     assert preset.settings == {"training": {"batch_size": 8}}
     own = write(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
-    assert presets.load(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
+    assert presets.load_preset(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
 
 
 def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path: Path) -> None:
     config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
-    own = presets.load(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
+    own = presets.load_preset(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
     assert (own.config, own.settings) == (str(config), {})
 
 
@@ -72,22 +72,22 @@ def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path
 def test_invalid_preset_is_an_error_naming_the_file(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path / "wrong.yaml", text)
     with pytest.raises(UsageError, match=message) as caught:
-        presets.load(str(path))
+        presets.load_preset(str(path))
     assert "wrong.yaml" in str(caught.value)
 
 
 def test_missing_preset_file_is_named() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.yaml: file not found"):
-        presets.load("nowhere.yaml")
+        presets.load_preset("nowhere.yaml")
 
 
 def test_hint_for_mmf_configuration_gives_a_valid_preset(tmp_path: Path) -> None:
     config = write(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
     with pytest.raises(UsageError) as caught:
-        presets.load(str(config))
+        presets.load_preset(str(config))
     assert caught.value.hint is not None
     lines = caught.value.hint.splitlines()[1:]
-    preset = presets.load(str(write(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
+    preset = presets.load_preset(str(write(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
     assert (preset.model, preset.config) == ("mmbt", str(config))
 
 
@@ -131,7 +131,7 @@ def test_user_datasets_have_no_published_scores(user_dir: Path) -> None:
     for name, files in sets.items():
         places = MmfPaths.resolve(user_dir / f"data {name}")
         convert(memes.write_tree(files, user_dir / name), places)
-        preset = presets.load("mmbt_grid")
+        preset = presets.load_preset("mmbt_grid")
         has_scores[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
     assert has_scores == {"own": False, "released": True, "first": True}
 

@@ -207,7 +207,7 @@ def test_run_of_published_weights_cannot_be_resumed(shop: Shop, mmfw: MmfwRunner
 
 def test_every_published_baseline_has_weights_in_the_zoo() -> None:
     roots = [find_mmf().root, *([] if NEWEST_MMF is None else [Path(NEWEST_MMF)])]
-    named = [preset for preset in map(presets.load, presets.names()) if preset.published]
+    named = [preset for preset in map(presets.load_preset, presets.list_presets()) if preset.published]
     assert len({preset.zoo for preset in named}) == len(named) == 11
     for root in roots:
         for preset in named:

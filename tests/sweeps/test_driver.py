@@ -22,7 +22,7 @@ from mmf_win.locking import file_lock
 from mmf_win.machine import available_cpus
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.sweeps.folder import SweepFolder, remove_sweep
-from mmf_win.sweeps.task_runner import local_slots
+from mmf_win.sweeps.task_runner import create_local_slots
 from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.small_sweeps import (
     gated_command,
@@ -327,16 +327,16 @@ def test_values_are_passed_unchanged_to_commands(sweep: Sweep) -> None:
 
 def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    slots = local_slots(["cpu"], 2)
+    slots = create_local_slots(["cpu"], 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["-1", "-1"]
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, available_cpus() // 2))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert local_slots(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
+    assert create_local_slots(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    several, one = (slot.environment for slot in local_slots(["0,1", "1"], None))
+    several, one = (slot.environment for slot in create_local_slots(["0,1", "1"], None))
     assert (several["CUDA_VISIBLE_DEVICES"], several["MMFW_NPROC"]) == ("0,1", "auto")
     assert "MMFW_NPROC" not in one
 

@@ -11,7 +11,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.sweeps.folder import SweepFolder, Task, load_started_tasks
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
-from mmf_win.sweeps.table import objective_value
+from mmf_win.sweeps.table import read_objective_value
 from tests.worlds.concurrent_processes import PROCESS_COUNT, run_concurrently, wait_at_barrier
 from tests.worlds.small_sweeps import make_specification, write_ended_task, write_finished_run
 from tests.worlds.tools import requires_package
@@ -120,10 +120,10 @@ def test_training_with_poor_results_is_pruned(sweep: SweepFolder) -> None:
 def test_missing_result_is_none(user_dir: Path, content: str) -> None:
     task = SweepFolder(user_dir).task_folder("t")
     specification = Search({"x": [1]}, 1, "out.json:scores.0")
-    assert objective_value(specification, task) is None
+    assert read_objective_value(specification, task) is None
     task.path.mkdir()
     (task.path / "out.json").write_text(content, encoding="utf-8")
-    assert objective_value(specification, task) is None
+    assert read_objective_value(specification, task) is None
 
 
 def _propose(folder: Path) -> list[str]:

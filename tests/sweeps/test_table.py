@@ -14,8 +14,8 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.sweeps.folder import SweepFolder, load_started_tasks, write_yaml
 from mmf_win.sweeps.planning import plan_tasks
-from mmf_win.sweeps.table import build_table, flatten_row, task_progress
-from mmf_win.sweeps.table import trained_runs as trained_ones
+from mmf_win.sweeps.table import build_table, flatten_row, read_task_progress
+from mmf_win.sweeps.table import find_trained_runs as trained_ones
 from tests.worlds.event_log import EventLog
 from tests.worlds.small_sweeps import ROOT, make_specification, write_ended_task, write_finished_run
 
@@ -113,7 +113,7 @@ def test_trained_runs_have_the_differing_parameters(sweep: SweepFolder) -> None:
 
 
 def test_task_progress_is_read_from_events(sweep: SweepFolder) -> None:
-    progress = task_progress(sweep.task_folder(load_started_tasks(sweep)[0].name))
+    progress = read_task_progress(sweep.task_folder(load_started_tasks(sweep)[0].name))
     expected = {"update": 30, "max_updates": 40, "loss": 0.5, "auroc": 0.60, "on": "dev_seen", "left": 5.0}
     assert progress == expected
 
@@ -125,7 +125,7 @@ def test_progress_includes_updates_known_only_from_validation(sweep: SweepFolder
     log = EventLog(run.events, "1")
     for update, final in ((40, False), (20, True)):  # the final one is of the best checkpoint
         log.write("val", update=update, metrics={}, final=final, data={"split": "dev_seen", "rows": 8})
-    progress = task_progress(folder)
+    progress = read_task_progress(folder)
     assert (progress["update"], progress["max_updates"], progress["left"]) == (40, 40, 0)
 
 
@@ -137,7 +137,7 @@ def test_training_without_train_events_has_a_total(sweep: SweepFolder) -> None:
     log = EventLog(run.events, "1")
     log.write("train_started", max_updates=6)
     log.write("val", update=6, metrics={}, final=False, data={"split": "dev_seen", "rows": 8})
-    assert (task_progress(folder)["update"], task_progress(folder)["max_updates"]) == (6, 6)
+    assert (read_task_progress(folder)["update"], read_task_progress(folder)["max_updates"]) == (6, 6)
 
 
 def test_notebook_code_in_the_guide_runs(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:

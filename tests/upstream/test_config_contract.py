@@ -148,7 +148,7 @@ def with_overrides(root: Path, folder: Path, query: ConfigQuery, overrides: Sequ
 
 def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
     """Yield the name and query of each preset and, with ``of_mmf``, of each configuration of MMF."""
-    loaded = [presets.load(name) for name in presets.names()]
+    loaded = [presets.load_preset(name) for name in presets.list_presets()]
     configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
     areas = ("projects", "mmf") if of_mmf else ()
     files = [path for area in areas for path in sorted((root / area).rglob("*.yaml"))]
@@ -251,7 +251,7 @@ def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path)
 def test_every_configuration_equals_that_of_mmf(
     mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], mmf_configs: dict[str, Any]
 ) -> None:
-    assert len(queries) > 2 * len(presets.names())
+    assert len(queries) > 2 * len(presets.list_presets())
     for name in queries.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
         assert isinstance(mmf_configs[name], dict), (name, mmf_configs[name])
         theirs, read = dict(iter_leaves(mmf_configs[name])), read_leaves(mmf_root, folder, queries[name])

@@ -270,9 +270,9 @@ def test_settings_that_mmf_reads_are_accepted(mmf_root: Path, mmf_paths: MmfPath
     resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(word)))
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
+@pytest.mark.parametrize("name", [name for name in presets.list_presets() if name != "demo"])
 def test_settings_of_mmf_configurations_are_accepted(mmf_root: Path, mmf_paths: MmfPaths, name: str) -> None:
-    preset = presets.load(name)
+    preset = presets.load_preset(name)
     bare = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, ConfigSpec(preset.model))[0])
     full = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, preset)[1])
     require_valid_settings(bare, full, read_version(mmf_root))
@@ -284,6 +284,6 @@ def test_keys_chosen_by_the_user_are_accepted(mmf_root: Path, mmf_paths: MmfPath
         "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},
     }
     for name in ("mmbt_grid", "visual_bert_coco"):
-        preset = presets.load(name)
+        preset = presets.load_preset(name)
         settings = merge_settings(preset.settings, chosen)
         resolve_config(mmf_root, mmf_paths, ConfigSpec(preset.model, preset.config, settings))

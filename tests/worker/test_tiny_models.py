@@ -42,6 +42,6 @@ def test_transformers_loads_all_weights_and_words_and_the_seed_fixes_the_weights
 def test_sizes_match_the_preset_and_the_captions() -> None:
     from mmf_win.demo.generate import BERT_SIZES
 
-    assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT_SIZES.items()
+    assert presets.load_preset("demo").settings["model_config"]["vilbert"].items() >= BERT_SIZES.items()
     words = {word for split in generate_memes(1).values() for meme in split for word in meme.text.split()}
     assert 5 + len(words) <= BERT_SIZES["vocab_size"]

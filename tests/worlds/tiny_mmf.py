@@ -243,7 +243,7 @@ def recipes() -> dict[str, Recipe]:
         settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
         return Recipe(model, f"projects/{config}.yaml", settings)
 
-    clip: Settings = copy.deepcopy(presets.load("clip_b32").settings)
+    clip: Settings = copy.deepcopy(presets.load_preset("clip_b32").settings)
     clip["model_config"]["clip"] |= {"clip_model_name": CLIP, "projection_dim": HIDDEN}
     processors = clip["dataset_config"]["hateful_memes"]["processors"]
     processors["text_processor"]["params"]["max_seq_length"] = 16

@@ -9,7 +9,7 @@ from itertools import combinations, cycle
 from textwrap import shorten
 from typing import Any
 
-from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.annotations import collect_labels
 from mmf_win.dataset.published_results import PAPER, PublishedScore, find_published_score, missing_score_reason
 from mmf_win.results.metrics import MetricEstimate, auroc_difference
 from mmf_win.results.report import plots
@@ -38,7 +38,7 @@ class ComparedRun:
         curves: Training curves.
         preset: Preset of the training, or of the published weights.
         configuration: Everything except the seed that the result depends on, by key; see
-            :func:`_result_config`.
+            :func:`_read_result_config`.
         best_auroc: Best validation AUROC, if any.
         validation_rows: Rows on which it was measured.
         scored: Predictions of the compared split, if any.
@@ -71,7 +71,7 @@ class SeedGroup:
     name: str
     entries: Sequence[ComparedRun]
 
-    def shared_value(self, attribute: str) -> str | None:
+    def find_shared_value(self, attribute: str) -> str | None:
         """Return the ``validation_rows`` or ``rows`` that all runs share, "different rows", or None if unknown."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
         return "different rows" if len(values) > 1 else next(iter(values), None)
@@ -81,7 +81,7 @@ class SeedGroup:
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
 
-def comparison_context(
+def build_comparison_context(
     runs: Sequence[tuple[RunRecord, ScoredSplit | None]],
     split: str | None,
     settings: Mapping[Run, Mapping[str, object]],
@@ -150,17 +150,17 @@ def group_runs(entries: Sequence[ComparedRun]) -> list[SeedGroup]:
 
     groups = seeds.group_by_config((entry, group_key(entry), entry.run_record.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
-    names = [_group_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
+    names = [_format_group_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
         SeedGroup(name if names.count(name) == 1 else f"{name} ({group[0].run_record.summary.id})", group)
         for group, name in zip(groups, names, strict=True)
     ]
 
 
-def _group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
+def _format_group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     """Return the preset of a group and the settings that distinguish it from ``others`` of the preset."""
 
-    def differing_settings(*, mmf_keys: bool) -> list[str]:
+    def list_differing_settings(*, mmf_keys: bool) -> list[str]:
         return [
             f"{key}={value}"
             for key, value in first.configuration.items()
@@ -169,19 +169,19 @@ def _group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
 
     # MMF's configuration follows from the requested settings unless a file that they name was changed.
     return shorten(
-        ", ".join([first.preset, *(differing_settings(mmf_keys=False) or differing_settings(mmf_keys=True))]),
+        ", ".join([first.preset, *(list_differing_settings(mmf_keys=False) or list_differing_settings(mmf_keys=True))]),
         _MAX_NAME_CHARS,
         placeholder=" …",
     )
 
 
-def _result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
+def _read_result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
     """Return everything except the seed that the result of a run depends on, by key.
 
     This includes the requested settings, MMF's resolved configuration, the training data, the totals of
     updates (the learning rate schedule depends on them) and the outcome.
     """
-    config = history.comparable_config(run_record.run).items()
+    config = history.read_comparable_config(run_record.run).items()
     result_config = {key.removeprefix("request.").removeprefix("settings."): value for key, value in config}
     data = [str(attempt.coverage) for attempt in curves.attempts if attempt.coverage]
     totals = dict.fromkeys(str(attempt.max_updates) for attempt in curves.attempts if attempt.max_updates)
@@ -203,7 +203,7 @@ def compare_aurocs(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     for (first, first_memes), (second, second_memes) in combinations(ranked, 2):
         other_probas = {meme.row.id: meme.proba for meme in second_memes}
         shared = [meme for meme in first_memes if meme.row.id in other_probas]
-        labels, difference = labels_of(meme.row for meme in shared), MetricEstimate(None)
+        labels, difference = collect_labels(meme.row for meme in shared), MetricEstimate(None)
         if labels is not None:
             p, q = ([meme.proba for meme in shared], [other_probas[meme.row.id] for meme in shared])
             difference = auroc_difference(labels, p, q)
@@ -225,7 +225,7 @@ def build_compared_run(run_record: RunRecord, scored: ScoredSplit | None) -> Com
         run_record,
         curves,
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
-        configuration=_result_config(run_record, curves),
+        configuration=_read_result_config(run_record, curves),
         best_auroc=summary.best_auroc,
         validation_rows=None if coverage is None else coverage.split_label,
         scored=scored,

@@ -83,7 +83,7 @@ class TrainingCurves:
     superseded_samples: tuple[Sample, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def series(self, name: str, *, superseded: bool = False) -> list[tuple[int, float]]:
+    def get_series(self, name: str, *, superseded: bool = False) -> list[tuple[int, float]]:
         """Return pairs of update and value of a series such as ``train/loss`` or ``val/auroc``.
 
         Args:
@@ -99,7 +99,7 @@ class TrainingCurves:
         validations = [sample for sample in self.samples if "val/auroc" in sample.values]
         return max(validations, key=lambda sample: sample.values["val/auroc"], default=None)
 
-    def series_over_time(self, name: str) -> list[tuple[float, float]]:
+    def get_series_over_time(self, name: str) -> list[tuple[float, float]]:
         """Return pairs of training time in seconds and value, including superseded samples."""
         all_samples = sorted((*self.samples, *self.superseded_samples), key=lambda sample: sample.seconds)
         return [(sample.seconds, sample.values[name]) for sample in all_samples if name in sample.values]
@@ -131,7 +131,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
             seconds_before, start_time, current_attempt = seconds, time, name
-            outcome = _last_outcome(outcomes, name, outcome_of)
+            outcome = _find_last_outcome(outcomes, name, outcome_of)
             outcomes = {name: None}
             reason = _RESUME_REASONS.get(outcome, "after an error") if outcome else "after it was killed"
             attempt = AttemptCurve(
@@ -156,7 +156,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(superseded), versions)
 
 
-def _last_outcome(
+def _find_last_outcome(
     outcomes: dict[str, str | None], current_attempt: str, outcome_of: Callable[[str], str | None]
 ) -> str | None:
     """Return the outcome of the last attempt that has one, or ``None`` if all were killed.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mmf_win.console import escape_controls, format_command, format_duration, format_local_time
-from mmf_win.dataset.annotations import splits_on_disk
+from mmf_win.dataset.annotations import list_splits
 from mmf_win.dataset.published_results import PAPER, find_published_score, missing_score_reason
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import atomic_replace
@@ -21,14 +21,14 @@ from mmf_win.results.metrics import MetricEstimate
 from mmf_win.results.metrics_file import METRIC_TITLES
 from mmf_win.results.report import comparison, plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.pictures import group_similar_pictures, thumbnail
+from mmf_win.results.report.pictures import group_similar_pictures, make_thumbnail
 from mmf_win.results.report.scored_split import (
     ConfounderPair,
     ScoredSplit,
     find_confounder_pairs,
+    find_worst_errors,
     load_scored_split,
     rank_by_probability,
-    worst_errors,
 )
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run
@@ -84,7 +84,7 @@ def write_run_page(
         DataError: Predictions, annotations or the run's request cannot be read.
     """  # noqa: DOC501 - a function makes the error
     run_record = RunRecord.read(run)
-    dataset = _dataset_paths(run_record, data_dir)
+    dataset = _resolve_dataset_paths(run_record, data_dir)
     if scored is None:
         prediction = next((each for each in run_record.scores.predictions if split in (None, each.split)), None)
         if prediction is not None:
@@ -99,15 +99,15 @@ def write_run_page(
         "curves": None if request.published_weights else curves,
         "training": plots.draw_training(curves),
         "resources": plots.draw_resources(curves),
-        "facts": _run_facts(run_record, curves, scored),
-        **_prediction_context(scored, request.published, dataset, images),
+        "facts": _list_run_facts(run_record, curves, scored),
+        **_build_prediction_context(scored, request.published, dataset, images),
     }
     default_output = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
     return write_page("run.html", output or default_output, context)
 
 
 def _not_predicted_error(run_record: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
-    available, message = splits_on_disk(dataset), f"run {run_record.run.id} has no predictions for {split}"
+    available, message = list_splits(dataset), f"run {run_record.run.id} has no predictions for {split}"
     if split in available:
         return UsageError(message, hint=_predict_hint([run_record.run], split, data_dir))
     predicted = sorted({each.split for each in run_record.scores.predictions})
@@ -138,12 +138,12 @@ def write_ensemble_page(scored: ScoredSplit) -> Path:
         "curves": None,
         "facts": [
             *(Fact("Member", member["run"]) for member in members),
-            *_version_facts(record["versions"]),
-            *_prediction_facts(scored),
+            *_list_version_facts(record["versions"]),
+            *_list_prediction_facts(scored),
             Fact("Folder", str(csv.parent), ""),
         ],
         # The image paths of user data are absolute.
-        **_prediction_context(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
+        **_build_prediction_context(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
     }
     return write_page("run.html", csv.with_suffix(".html"), context)
 
@@ -183,7 +183,7 @@ def write_comparison_page(
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"no predictions for {split} by the best checkpoint of any of these runs"
         raise UsageError(message, hint=_predict_hint(runs, split, data_dir))
-    context = comparison.comparison_context(scored, chosen_split, settings or {})
+    context = comparison.build_comparison_context(scored, chosen_split, settings or {})
     with nullcontext(output) if output else reserve_file(save_dir, "comparison_", ".html") as page:
         return write_page("compare.html", page, context)
 
@@ -195,7 +195,7 @@ def _predict_hint(runs: Sequence[Run], split: str, data_dir: Path | None) -> str
     return f"run `{command}`"
 
 
-def _dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths:
+def _resolve_dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths:
     return MmfPaths.resolve(data_dir or Path(run_record.request.data_dir)).dataset
 
 
@@ -205,11 +205,11 @@ def load_best_scored_split(run_record: RunRecord, split: str | None, data_dir: P
     return (
         None
         if prediction is None
-        else load_scored_split(prediction.csv, prediction.split, _dataset_paths(run_record, data_dir))
+        else load_scored_split(prediction.csv, prediction.split, _resolve_dataset_paths(run_record, data_dir))
     )
 
 
-def _prediction_context(
+def _build_prediction_context(
     scored: ScoredSplit | None, published_scores: dict[str, Any], dataset: DatasetPaths, images: bool
 ) -> dict[str, Any]:
     """Return the template variables about predictions."""
@@ -228,11 +228,11 @@ def _prediction_context(
         pairs = find_confounder_pairs(scored.memes, group_similar_pictures(pictures) if images else {})
         worst_pairs = _select_distinct_pairs(pairs)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
-        false_alarms, misses = (worst_errors(scored.memes, label, _MAX_MISTAKES) for label in (0, 1))
+        false_alarms, misses = (find_worst_errors(scored.memes, label, _MAX_MISTAKES) for label in (0, 1))
         memes = [*memes, *false_alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
         context |= {
             "metrics": metrics,
-            "tiles": _metric_tiles(metrics, scored, published_scores),
+            "tiles": _build_metric_tiles(metrics, scored, published_scores),
             "missing_reason": missing_score_reason(scored.coverage.split),
             "true_negatives": counts[0, 0],
             "false_positives": counts[0, 1],
@@ -246,7 +246,7 @@ def _prediction_context(
             "pairs_in_order": sum(pair.margin > 0 for pair in pairs),
         }
     files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
-    thumbnails = {id_: thumbnail(file) for id_, file in files.items()}  # one per meme
+    thumbnails = {id_: make_thumbnail(file) for id_, file in files.items()}  # one per meme
     return {**context, "pictures": thumbnails, "missing": sum(copy is None for copy in thumbnails.values())}
 
 
@@ -262,7 +262,7 @@ def _select_distinct_pairs(confounder_pairs: list[ConfounderPair]) -> list[Confo
     return selected
 
 
-def _metric_tiles(
+def _build_metric_tiles(
     metrics: Mapping[str, MetricEstimate], scored: ScoredSplit, published_scores: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the name, a short description, the score and the published score of each metric."""
@@ -284,32 +284,32 @@ def _metric_tiles(
     ]
 
 
-def _run_facts(run_record: RunRecord, curves: TrainingCurves, scored: ScoredSplit | None) -> list[Fact]:
+def _list_run_facts(run_record: RunRecord, curves: TrainingCurves, scored: ScoredSplit | None) -> list[Fact]:
     request, summary = run_record.request, run_record.summary
     facts = [Fact("Preset", request.preset, ""), Fact("Model", request.model)]
     if request.published_weights:
         facts += [
             Fact("Weights", f"published, {request.published_weights}"),
-            *_version_facts({} if scored is None else scored.saved_metrics.get("versions", {})),
+            *_list_version_facts({} if scored is None else scored.saved_metrics.get("versions", {})),
             Fact("State", summary.state, ""),
         ]
     else:
-        facts += _training_facts(request, summary, curves)
+        facts += _list_training_facts(request, summary, curves)
         loaded = (describe_loaded_weights(event) for event in run_record.events if event["kind"] == "loaded")
         facts += [Fact("Weights", description, "") for description in dict.fromkeys(loaded)]
         texts = (event.get("text", "") for event in run_record.events if event["kind"] == "nonfinite")
         facts += [Fact("Non-finite values", text, "") for text in texts]
     if scored is not None:
-        facts += _prediction_facts(scored, run_record.scores)
+        facts += _list_prediction_facts(scored, run_record.scores)
     return [*facts, Fact("Folder", summary.path, "")]
 
 
-def _training_facts(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
+def _list_training_facts(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     seed_note = ", random" if request.training_number("seed") is None else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
-        *_version_facts(curves.versions),
+        *_list_version_facts(curves.versions),
         *([Fact("Started from", request.start, "")] if request.start else []),
         Fact("Started", format_local_time(summary.started)),
         Fact("Training time", format_duration(summary.seconds)),
@@ -327,11 +327,11 @@ def _training_facts(request: RunRequest, summary: RunSummary, curves: TrainingCu
     return [*facts, Fact("Validated on", data.split_label if data else "unknown", "" if is_full else None)]
 
 
-def _version_facts(versions: Mapping[str, str]) -> list[Fact]:
+def _list_version_facts(versions: Mapping[str, str]) -> list[Fact]:
     return [Fact(name, versions[key], "") for key, name in _PACKAGE_TITLES.items() if key in versions]
 
 
-def _prediction_facts(scored: ScoredSplit, scores: RunScores | None = None) -> list[Fact]:
+def _list_prediction_facts(scored: ScoredSplit, scores: RunScores | None = None) -> list[Fact]:
     sha256 = scored.sha256
     facts = [
         Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),

@@ -40,7 +40,7 @@ def _ignore_pillow_warnings() -> Iterator[None]:
 
 
 @_ignore_pillow_warnings()
-def thumbnail(path: Path) -> dict[str, str | int] | None:
+def make_thumbnail(path: Path) -> dict[str, str | int] | None:
     """Return the data URI, width and height of a thumbnail, or ``None`` if the picture cannot be decoded.
 
     The longer side has at most 256 pixels.

@@ -115,12 +115,12 @@ class Plots(list[Plot]):
 def draw_training(curves: TrainingCurves) -> list[Plot]:
     """Draw loss, learning rate and validation over the updates; plots without data are omitted."""
     plots = Plots()
-    if losses := curves.series("train/loss"):
+    if losses := curves.get_series("train/loss"):
         caption = f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}."
-        validation = curves.series("val/loss")
+        validation = curves.get_series("val/loss")
         legend = {"training": "series-1", **({"validation": "series-2"} if validation else {})}
         with plots.add_plot("loss", "Loss", caption, legend) as axes:
-            _draw_line(axes, curves.series("train/loss", superseded=True), "muted", alpha=0.5)
+            _draw_line(axes, curves.get_series("train/loss", superseded=True), "muted", alpha=0.5)
             _draw_line(axes, losses, "series-1")
             _draw_line(axes, validation, "series-2", dots=True)
             _format_update_axis(axes, curves)
@@ -128,14 +128,14 @@ def draw_training(curves: TrainingCurves) -> list[Plot]:
         auroc = best.values["val/auroc"]
         suffix = f", on {best.coverage.split_label}" if best.coverage else ""
         caption = f"The best validation AUROC is {auroc:.4f}, at update {best.update:,}{suffix}."
-        accuracies = curves.series("val/accuracy")
+        accuracies = curves.get_series("val/accuracy")
         legend = {"AUROC": "series-1", **({"accuracy": "series-2"} if accuracies else {})}
         with plots.add_plot("validation", "Validation", caption, legend) as axes:
             _draw_line(axes, accuracies, "series-2", dots=True)
-            _draw_line(axes, curves.series("val/auroc"), "series-1", dots=True)
+            _draw_line(axes, curves.get_series("val/auroc"), "series-1", dots=True)
             axes.plot([best.update], [auroc], "o", markersize=8, markerfacecolor="none", color=ROLE_COLOURS["ink"])
             _format_update_axis(axes, curves)
-    if rates := curves.series("train/lr"):
+    if rates := curves.get_series("train/lr"):
         peak = max(rate for _, rate in rates)
         caption = f"The learning rate rises to at most {peak:.3g}."
         with plots.add_plot("rate", "Learning rate", caption) as axes:
@@ -148,12 +148,12 @@ def draw_training(curves: TrainingCurves) -> list[Plot]:
 def draw_resources(curves: TrainingCurves) -> list[Plot]:
     """Draw speed and GPU memory over the training time."""
     plots = Plots()
-    if speeds := curves.series_over_time("train/updates_per_s"):
+    if speeds := curves.get_series_over_time("train/updates_per_s"):
         middle = np.median([speed for _, speed in speeds])
         caption = f"Median: {middle:.3g} updates per second."
         with plots.add_plot("speed", "Updates per second", caption) as axes:
             _draw_over_time(axes, speeds)
-    if memory := [(seconds, mib / 1024) for seconds, mib in curves.series_over_time("train/max_mem_mib")]:
+    if memory := [(seconds, mib / 1024) for seconds, mib in curves.get_series_over_time("train/max_mem_mib")]:
         caption = f"Peak allocated GPU memory: {max(gib for _, gib in memory):.1f} GiB."
         with plots.add_plot("memory", "GPU memory in GiB", caption) as axes:
             _draw_over_time(axes, memory)
@@ -223,7 +223,7 @@ def draw_overlaid_curves(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plo
     plots = Plots()
     curve_kinds = (("validation", "Validation AUROC", "val/auroc"), ("loss", "Training loss", "train/loss"))
     for name, title, series in curve_kinds:
-        lines = [(points, role) for curves, role in runs if (points := curves.series(series))]
+        lines = [(points, role) for curves, role in runs if (points := curves.get_series(series))]
         amount = f"{len(lines)} of {len(runs)}" if len(lines) < len(runs) else f"{len(runs)}"
         if lines:
             with plots.add_plot(name, title, f"{amount} runs, one line per run.") as axes:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, labels_of, missing_dataset_hint
+from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, collect_labels, missing_dataset_hint
 from mmf_win.dataset.coverage import Coverage, load_coverage
 from mmf_win.dataset.prediction_file import order_by_ids, read_predictions
 from mmf_win.dataset.user_memes import user_annotations_path
@@ -82,7 +82,7 @@ class ScoredSplit:
     @property
     def labels(self) -> list[int] | None:
         """Label of each meme; ``None`` if any label is missing."""
-        return labels_of(meme.row for meme in self.memes)
+        return collect_labels(meme.row for meme in self.memes)
 
     @property
     def labelled_count(self) -> int:
@@ -171,7 +171,7 @@ def rank_by_probability(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredM
     return sorted(memes, key=lambda meme: (-meme.proba, meme.row.id))[:limit]
 
 
-def worst_errors(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
+def find_worst_errors(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
     """Return the misclassified memes of class ``label``, the most confident mistakes first."""
     errors = [meme for meme in memes if meme.row.label == label and meme.decision != label]
     return sorted(errors, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]

@@ -66,7 +66,7 @@ class TrainingSession:
         if isinstance(request.task, CheckTask):
             from mmf_win.worker.tasks import check  # imports MMF
 
-            check.run(observer, trainer, micro.rows_per_process)
+            check.run_checks(observer, trainer, micro.rows_per_process)
         self._is_head_fresh = trainer.num_updates == 0 and has_fresh_head(trainer.model, observer.loaded_tensors)
         if request.train_task.find_micro_batch and micro.search is None:
             observer.write_event("micro_batch", rows=micro.rows, found=True)

@@ -90,7 +90,7 @@ class CheckContext:
         return torch.as_tensor(self.run_model(batch, seed)["scores"]).float().cpu()
 
 
-def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
+def run_checks(observer: Observer, trainer: Any, limit: int) -> NoReturn:
     """Run all checks with at most ``limit`` rows, write an event for each result, and end the attempt.
 
     Raises:
