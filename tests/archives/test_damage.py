@@ -21,7 +21,7 @@ PASSWORD = "secret"
 FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n for n in range(4)}
 
 
-def with_descriptors(path: Path) -> None:
+def write_zip_with_descriptors(path: Path) -> None:
     """Write a zip to a pipe, so that sizes and checksums follow the data."""
 
     class Pipe(io.BytesIO):
@@ -35,14 +35,14 @@ def with_descriptors(path: Path) -> None:
     path.write_bytes(pipe.getvalue())
 
 
-def zip64(path: Path) -> None:
+def write_zip64(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in FILES.items():
             with archive.open(name, "w", force_zip64=True) as member:
                 member.write(content)
 
 
-def by_method(path: Path, method: int) -> None:
+def write_zip_by_method(path: Path, method: int) -> None:
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in FILES.items():
             archive.writestr(name, content)
@@ -51,10 +51,10 @@ def by_method(path: Path, method: int) -> None:
 KINDS: dict[str, Callable[[Path], object]] = {
     "encrypted": lambda path: write_encrypted_zip(path, FILES.items(), PASSWORD),
     "plain": lambda path: hostile_archives.write_zip(path, FILES),
-    "with descriptors": with_descriptors,
-    "zip64": zip64,
-    "bzip2": lambda path: by_method(path, zipfile.ZIP_BZIP2),
-    "LZMA": lambda path: by_method(path, zipfile.ZIP_LZMA),
+    "with descriptors": write_zip_with_descriptors,
+    "zip64": write_zip64,
+    "bzip2": lambda path: write_zip_by_method(path, zipfile.ZIP_BZIP2),
+    "LZMA": lambda path: write_zip_by_method(path, zipfile.ZIP_LZMA),
     "AE-1": lambda path: write_aes_zip(path, FILES, PASSWORD, version=1),
     "AE-2": lambda path: write_aes_zip(path, FILES, PASSWORD, version=2, strength=1),
     "7z": lambda path: write_7z(path, FILES),
@@ -67,7 +67,7 @@ SLOW = ("AE-1", "AE-2", "encrypted 7z")
 
 @pytest.fixture
 def data(kind: str, user_dir: Path) -> bytes:
-    """Content of the archive ``a.bin``."""
+    """Return the content of the archive ``a.bin``."""
     KINDS[kind](user_dir / "a.bin")
     return (user_dir / "a.bin").read_bytes()
 

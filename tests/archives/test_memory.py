@@ -57,7 +57,7 @@ def deep_names(path: Path) -> None:
 
 
 def deep_names_in_zip(path: Path) -> None:
-    """Write a zip with eight members, each in 32,000 nested folders of its own."""
+    """Write a zip with eight members, each in 32,000 separate nested folders."""
     deep = "a/" * 32_000
     hostile_archives.write_zip(path, {f"{number}{deep}x": b"x" for number in range(8)})
 

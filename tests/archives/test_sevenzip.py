@@ -75,7 +75,7 @@ def test_7z_writes_and_counts_only_chosen_members(user_dir: Path) -> None:
 
 @pytest.fixture
 def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A 7z with two streams, which are extracted by several threads despite their small size."""
+    """Return a 7z with two streams, which are extracted by several threads despite their small size."""
     monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1)
     monkeypatch.setattr(sevenzip, "default_thread_count", lambda: 3)
     path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
@@ -126,7 +126,7 @@ def test_decoder_is_reused_and_derives_the_key_once(user_dir: Path, decoders: li
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Decoders that were used, one entry per request."""
+    """Return a list that records the decoder of each request."""
     used: list[subprocess.Popen[bytes]] = []
     decoder = sevenzip._get_decoder
     monkeypatch.setattr(sevenzip, "_get_decoder", lambda: used.append(decoder()) or used[-1])
@@ -154,7 +154,7 @@ LARGE: Files = {"x": bytes(50 << 20)}
 
 @pytest.fixture
 def after_first_block(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """List of functions that are called once, by the thread that wrote the first block of a member."""
+    """Return a list of functions, called once by the thread that wrote the first block of a member."""
     calls: list[Callable[[], object]] = []
     write = MemberWriter.write
 
@@ -264,11 +264,11 @@ def test_damage_of_any_7z_codec_raises_archive_error(codec: dict[str, int], user
         with contextlib.suppress(ArchiveError):
             opened = open_archive(path)
             list(opened.extract(choose_all(user_dir / "out")))
-            # Some codecs ignore some bits, and some bits belong to the name.
+            # Some codecs ignore some bits, and some bits are part of the name.
             assert set(read_tree(user_dir / "out").values()) == {WORDS["x"]}
 
 
-# py7zr 1.1 cannot read its own encrypted Brotli archives.
+# py7zr 1.1 cannot read encrypted Brotli archives that it has written.
 @pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"Brotli"}))
 def test_wrong_password_is_detected_for_any_7z_codec(codec: str, user_dir: Path) -> None:
     filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
@@ -280,19 +280,19 @@ def test_wrong_password_is_detected_for_any_7z_codec(codec: str, user_dir: Path)
 
 @pytest.mark.parametrize("hide_names", [False, True])
 def test_7z_asks_for_its_password_once_and_only_if_needed(hide_names: bool, user_dir: Path) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def ask() -> str:
-        asked.append("")
+        prompts.append("")
         return "right"
 
     opened = open_archive(write_7z(user_dir / "open.7z", DATASET_FILES), ask)
     opened.check_password()
-    assert asked == []
+    assert prompts == []
     opened = open_archive(write_7z(user_dir / "a.7z", DATASET_FILES, "right", hide_names=hide_names), ask)
     opened.check_password()
     list(opened.extract(choose_all(user_dir / "out")))
-    assert len(asked) == 1
+    assert len(prompts) == 1
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])

@@ -29,7 +29,7 @@ PASSWORD = "secret"
 
 @pytest.fixture
 def files() -> Files:
-    """Files of very different sizes, some of them compressible."""
+    """Return files of very different sizes, some of them compressible."""
     random = Random(1)
     files: Files = {}
     for number in range(250):

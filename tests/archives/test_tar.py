@@ -134,7 +134,7 @@ def test_truncated_tar_is_rejected(offset: int, user_dir: Path) -> None:
 
 def test_damaged_tar_gz_is_detected_when_opened(user_dir: Path) -> None:
     path = write_tar(user_dir / "a.tar.gz", {"x": dataset_files()["hateful_memes/img/00001.png"] * 50}, "gz")
-    hostile_archives.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
+    hostile_archives.flip_byte(path, path.stat().st_size - 6)  # the checksum of gzip
     with pytest.raises(ArchiveError, match=r"not a valid tar\.gz"):
         open_archive(path)
 

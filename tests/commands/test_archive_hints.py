@@ -20,7 +20,7 @@ from tests.worlds.tools import MmfwRunner, requires_tool, run_program, split_com
 MEMES = dataset_files()
 
 
-def by_deflate64(folder: Path) -> Path:
+def make_deflate64_zip(folder: Path) -> Path:
     """Make a zip with Deflate64, which Windows Explorer uses for large files."""
     write_tree(MEMES, folder)
     run_program("7z", "a", "-tzip", "-mm=Deflate64", "a.zip", "hateful_memes", cwd=folder)
@@ -34,7 +34,7 @@ def split(folder: Path) -> Path:
     return folder / "a.7z.001"
 
 
-def one_of_two(folder: Path) -> Path:
+def make_first_of_two_zips(folder: Path) -> Path:
     """Make the first of the two zips into which Google Drive packs a folder."""
     first = {name: content for name, content in MEMES.items() if not name.endswith("1.png")}
     others = {name: content for name, content in MEMES.items() if name.endswith("1.png")}
@@ -42,15 +42,15 @@ def one_of_two(folder: Path) -> Path:
     return hostile_archives.write_zip(folder / "memes-20240101T000000Z-001.zip", first)
 
 
-def both_of_two(folder: Path) -> Path:
+def make_folder_of_both_zips(folder: Path) -> Path:
     """Make a folder that contains both zips."""
-    one_of_two(folder)
+    make_first_of_two_zips(folder)
     return folder
 
 
-def other_of_two(folder: Path) -> Path:
+def make_second_of_two_zips(folder: Path) -> Path:
     """Make the second zip, which has no annotations."""
-    one_of_two(folder)
+    make_first_of_two_zips(folder)
     return folder / "memes-20240101T000000Z-002.zip"
 
 
@@ -62,14 +62,14 @@ def without_images(folder: Path) -> Path:
     )
 
 
-def twice_packed(folder: Path) -> Path:
+def make_gzip_of_zip(folder: Path) -> Path:
     """Make a gzip of a zip."""
     (folder / "a.zip.gz").write_bytes(gzip.compress(hostile_archives.write_zip(folder / "b.zip", MEMES).read_bytes()))
     (folder / "b.zip").unlink()
     return folder / "a.zip.gz"
 
 
-def with_a_clash(folder: Path) -> Path:
+def make_zip_with_invalid_name(folder: Path) -> Path:
     """Make a zip with an image whose name is invalid on Windows."""
     return hostile_archives.write_zip(folder / "a.zip", {**MEMES, "hateful_memes/img/aux.png": b"an image"})
 
@@ -84,14 +84,14 @@ def unpack_all(folder: Path) -> None:
 
 
 CASES: dict[Callable[[Path], Path], str] = {
-    by_deflate64: "unsupported compression: Deflate64",
+    make_deflate64_zip: "unsupported compression: Deflate64",
     split: "one part of a split archive",
-    one_of_two: "images are missing",
-    both_of_two: "no train.jsonl",
-    other_of_two: "no train.jsonl",
+    make_first_of_two_zips: "images are missing",
+    make_folder_of_both_zips: "no train.jsonl",
+    make_second_of_two_zips: "no train.jsonl",
     without_images: "contains annotations but no images",
-    twice_packed: "no tar header",
-    with_a_clash: "name is not allowed on Windows",
+    make_gzip_of_zip: "no tar header",
+    make_zip_with_invalid_name: "name is not allowed on Windows",
 }
 
 
@@ -117,8 +117,8 @@ def test_refused_archive_is_converted_by_following_the_hint(
     assert read_tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == mmf_layout(MEMES)
 
 
-def test_incomplete_copy_has_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> None:
-    path = one_of_two(user_dir)
+def test_incomplete_copy_must_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> None:
+    path = make_first_of_two_zips(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
     assert "hint: use a complete copy, or exclude these memes with --allow-missing" in mmfw.err
@@ -134,7 +134,7 @@ def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(user_dir
     mmfw(*(given.get(word, word) for word in split_command(command)), *where)
 
 
-@pytest.mark.parametrize("make", [split, twice_packed], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [split, make_gzip_of_zip], ids=lambda make: make.__name__)
 @requires_tool("7z")
 def test_hint_for_unreadable_features_names_the_command_that_was_run(
     make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
@@ -148,7 +148,7 @@ def test_error_about_hostile_features_names_the_archive(user_dir: Path, mmfw: Mm
     lmdb = pytest.importorskip("lmdb")
     folder = user_dir / "made" / "detectron.lmdb"
     folder.mkdir(parents=True)
-    # With `create`, lmdb would make the folder itself, which on Windows fails for names that are not ASCII.
+    # With `create`, lmdb would create the folder itself, which fails on Windows for names that are not ASCII.
     with (
         lmdb.open(str(folder), map_size=1 << 20, lock=False, create=False) as environment,
         environment.begin(write=True) as transaction,

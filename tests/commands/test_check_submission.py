@@ -60,7 +60,7 @@ def test_pipe_is_rejected_without_waiting(data_dir: Path, mmfw: MmfwRunner) -> N
     assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *words, code=3)
 
 
-def csv_of(ids: Iterable[int]) -> str:
+def format_submission(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
@@ -69,14 +69,14 @@ def test_submission_from_an_incomplete_copy_with_real_proportions(user_dir: Path
     convert(memes.write_tree(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
     rows = read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
     kept_ids = [row.id for row in rows]
-    result = check(mmfw, user_dir, csv_of(kept_ids), code=3)
+    result = check(mmfw, user_dir, format_submission(kept_ids), code=3)
     assert result["usable"] is False
     [problem] = result["problems"]
     assert problem.startswith("missing ids (407): ")
-    result = check(mmfw, user_dir, csv_of(sorted([*kept_ids, *gone["test_unseen"]])))
+    result = check(mmfw, user_dir, format_submission(sorted([*kept_ids, *gone["test_unseen"]])))
     assert (result["usable"], result["problems"]) == (True, [])
     ids = [row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))]
-    assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "no rows of it are excluded"
+    assert check(mmfw, user_dir, format_submission(ids), split="test_seen")["usable"], "test_seen has no excluded rows"
 
 
 def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(user_dir: Path, mmfw: MmfwRunner) -> None:
@@ -84,13 +84,13 @@ def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(user_dir
     copy, members = user_dir / "data dir", memes.without_images(memes.dataset_files(), [15, 16])
     archive = hostile_archives.write_zip(user_dir / "copy.zip", members)
     convert(archive, MmfPaths.resolve(copy), allow_missing=True)
-    result = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
+    result = check(mmfw, copy, format_submission([14, 15, 16, 1]), code=3)  # the ID 1 is in train
     assert result["problems"] == ["ids that are not in this split (1): 1"]
-    check(mmfw, copy, csv_of([14]), code=3)
+    check(mmfw, copy, format_submission([14]), code=3)
     assert "2 memes of test_unseen" in mmfw.err
     words = split_command(re.findall("`mmfw (convert .*?)`", mmfw.err)[0])
     complete = hostile_archives.write_zip(user_dir / "complete.zip", memes.dataset_files())
     mmfw(*({"ARCHIVE": complete}.get(word, word) for word in words))
-    check(mmfw, copy, csv_of([14]), code=3)
+    check(mmfw, copy, format_submission([14]), code=3)
     assert "mmfw predict --split test_unseen" in mmfw.err
-    assert check(mmfw, copy, csv_of([14, 15, 16]))["usable"]
+    assert check(mmfw, copy, format_submission([14, 15, 16]))["usable"]

@@ -75,7 +75,7 @@ def world(user_dir: Path) -> report_world.ReportWorld:
     return report_folders
 
 
-def test_commands_and_options(shell: Shell) -> None:
+def test_completion_of_commands_and_options(shell: Shell) -> None:
     assert shell.completes("") == list(COMMANDS)
     assert shell.completes("re") == ["repair", "report"]
     assert shell.completes("train", "--res") == ["--resume"]
@@ -84,29 +84,29 @@ def test_commands_and_options(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "features status"])
-def test_presets(shell: Shell, command: str) -> None:
+def test_completion_of_presets(shell: Shell, command: str) -> None:
     assert shell.completes(*command.split(), "vilb") == ["vilbert", "vilbert_cc"]
 
 
 @pytest.mark.parametrize("command", ["predict", "report", "runs show", "runs compare first"])
-def test_runs_in_a_given_folder(shell: Shell, world: report_world.ReportWorld, command: str) -> None:
+def test_completion_of_runs_in_the_given_save_dir(shell: Shell, world: report_world.ReportWorld, command: str) -> None:
     completions = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
     assert completions == ["second", f"second/{TIME}"]
 
 
-def test_runs_in_the_folder_of_the_environment(shell: Shell, world: report_world.ReportWorld) -> None:
+def test_completion_of_runs_in_the_save_dir_of_the_environment(shell: Shell, world: report_world.ReportWorld) -> None:
     completions = shell.completes("runs", "rm", f"first/{TIME}", "", MMF_SAVE_DIR=str(world.save))
     assert set(completions) == {"first", "second", f"first/{TIME}", f"second/{TIME}"}
     completions = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
     assert {"best", "last", "first"} <= set(completions)
 
 
-def test_runs_and_presets_of_verify(shell: Shell, world: report_world.ReportWorld) -> None:
+def test_completion_of_runs_and_presets_for_verify(shell: Shell, world: report_world.ReportWorld) -> None:
     completions = shell.completes("verify", "--save-dir", str(world.save), "")
     assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(completions)
 
 
-def test_splits(shell: Shell, world: report_world.ReportWorld) -> None:
+def test_completion_of_splits(shell: Shell, world: report_world.ReportWorld) -> None:
     data_dir = str(world.dataset.data_dir)
     assert shell.completes("predict", "--data-dir", data_dir, "--split", "") == [report_world.SPLIT]
     assert shell.completes("check-submission", "--split", "t", MMF_DATA_DIR=data_dir) == [report_world.SPLIT]

@@ -13,7 +13,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.paths import MmfPaths
 
-# One process for all: each command's help, an error that names a folder and one that names a word, and JSON.
+# One process prints the help of each command, an error with a folder, an error with an argument, and JSON.
 CODE = """
 import sys
 from mmf_win.cli import COMMANDS, main
@@ -32,7 +32,7 @@ def test_closed_stdout_is_not_an_error(mmfw_home: Path, world: MmfPaths, words: 
     arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
     run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
     if sys.platform == "win32":
-        run[2] = f"import sys; sys.stdout = None; {run[2]}"  # as in a program without a console
+        run[2] = f"import sys; sys.stdout = None; {run[2]}"  # like in a program without a console
     else:
         run = ["sh", "-c", 'exec "$@" >&-', "sh", *run]
     done = subprocess.run(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

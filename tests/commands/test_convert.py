@@ -37,7 +37,7 @@ def test_output_is_a_table_with_the_next_step_or_json(archive: Path, data_dir: P
     run(mmfw, archive, data_dir, "--password", PASSWORD)
     assert "dev_unseen" in mmfw.out
     assert "mmfw train" in mmfw.err
-    assert "SHA-256" in mmfw.err  # nobody has published this archive
+    assert "SHA-256" in mmfw.err  # no published hash matches this archive
     assert PASSWORD not in mmfw.out + mmfw.err
     again = json.loads(run(mmfw, archive, data_dir, "--json"))
     counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
@@ -120,7 +120,7 @@ def test_exit_code_depends_on_the_problem(archive: Path, user_dir: Path, data_di
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([""], "missing ARCHIVE"),  # and not the current folder
+        ([""], "missing ARCHIVE"),  # not the current folder
         (["--zip", ""], "missing ARCHIVE"),
         (["x.zip", "--password-file", "empty"], "is empty"),
         (["x.zip", "--password", "b", "--password-file", "secret"], "use one"),
@@ -142,10 +142,10 @@ def test_missing_drive_is_reported(archive: Path, mmfw: MmfwRunner) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="such names exist on Linux only, not on Windows or macOS")
 def test_archive_name_that_is_not_utf8(archive: Path, data_dir: Path, mmfw: MmfwRunner) -> None:
-    odd = archive.with_name("caf\udce9.zip")
-    archive.rename(odd)
+    renamed_archive = archive.with_name("caf\udce9.zip")
+    archive.rename(renamed_archive)
     for _ in range(2):
-        run(mmfw, odd, data_dir, "--password", PASSWORD)
+        run(mmfw, renamed_archive, data_dir, "--password", PASSWORD)
 
 
 @requires_tool("setpriv", exists_on_windows=False)
@@ -183,7 +183,7 @@ def test_too_little_memory_is_not_reported_as_a_bug(user_dir: Path, data_dir: Pa
     path = hostile_archives.write_zip(user_dir / "a.zip", files)
     words = ["convert", "--zip", str(path), "--data-dir", str(data_dir)]
     command = [sys.executable, "-X", "utf8", "-c", _LITTLE_MEMORY, *words]
-    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}  # else each thread counts as 128 MiB
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}  # without this, each thread counts as 128 MiB
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, env=environment)
     assert (done.returncode, "not enough memory" in done.stderr) == (5, True), done.stderr
     assert "Traceback" not in done.stderr

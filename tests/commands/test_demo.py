@@ -132,7 +132,7 @@ def test_poor_result_is_an_error_with_a_fake_workflow(
         ([], MmfEnvironmentError("the worker died"), MmfEnvironmentError.exit_code),
     ],
 )
-def test_only_ctrl_c_removes_only_a_temporary_folder_with_a_fake_workflow(
+def test_temporary_folder_is_removed_only_after_ctrl_c_with_a_fake_workflow(
     fake_workflow: Path,
     monkeypatch: pytest.MonkeyPatch,
     mmfw: MmfwRunner,

@@ -63,7 +63,7 @@ def test_variable_that_sets_a_folder_is_shown(
         monkeypatch.setenv(name, str(user_dir / name))
     folders = {folder["name"]: folder for folder in mmfw.json("doctor")["folders"]}
     assert [folders[name]["named_by"] for name in ("data", "cache", "runs")] == [data, cache, runs]
-    for folder in ("data", "cache", "runs"):  # and it is true
+    for folder in ("data", "cache", "runs"):  # the path must match the shown origin
         assert folders[folder]["named_by"] in (*Path(folders[folder]["path"]).parts, "default")
 
 
@@ -139,7 +139,7 @@ def test_low_disk_space_is_reported_with_a_fake_disk(
     assert _hints(mmfw.json("doctor")).count("free some space") == 2
 
 
-def test_text_shows_the_same_as_json(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
+def test_text_output_shows_the_same_as_json(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     use_checkout(write_checkout(user_dir / "my mmf"))
     assert f"MMF {VERSION} (path): not verified" in mmfw("doctor")
     assert sys.version.split()[0] in mmfw.out

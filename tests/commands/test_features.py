@@ -136,7 +136,7 @@ def test_unpublished_features_must_be_provided_by_the_user(shop: Shop, user_dir:
     shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
     shop("status")
     bring, fetch = [line for line in mmfw.err.splitlines() if line.startswith("next: ")]
-    assert "--force" not in bring and "mmfw features fetch" in fetch, "the zoo has fc7"
+    assert "--force" not in bring and "mmfw features fetch" in fetch, "fc7 is available from the zoo"
     assert bring.removeprefix("next: ") in mmfw(*split_command(fetch)[2:], code=3)
     shop("status")
     assert "fetch" not in mmfw.err

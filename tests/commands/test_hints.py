@@ -34,10 +34,10 @@ class Case:
     Attributes:
         command: The command; ``{dir}`` is the user's folder.
         code: Its exit code.
-        before: Brings about the state.
+        before: Creates the state.
         given: The argument for words in capitals.
         option: The options to add to ``command``, if the hint names only options.
-        mended: Whether ``command`` succeeds after the hint was followed.
+        is_repaired: Whether ``command`` succeeds after the hint was followed.
     """
 
     command: str
@@ -45,7 +45,7 @@ class Case:
     before: Callable[[MmfPaths, Path], object] = lambda places, folder: None
     given: str = "{dir}/memes.zip"
     option: str = ""
-    mended: bool = False
+    is_repaired: bool = False
 
 
 def forget_origin(places: MmfPaths, folder: Path) -> None:
@@ -55,14 +55,14 @@ def forget_origin(places: MmfPaths, folder: Path) -> None:
     hostile_archives.flip_byte(places.dataset.images / "img/00003.png", 100)
 
 
-def other_archive(places: MmfPaths, folder: Path) -> None:
+def write_other_archive(places: MmfPaths, folder: Path) -> None:
     """Write an archive other than the one that the dataset was converted from."""
     hostile_archives.write_zip(folder / "other.zip", {**dataset_files(), "more.txt": b"more"})
 
 
-def broken_list(places: MmfPaths, folder: Path) -> None:
+def damage_manifest(places: MmfPaths, folder: Path) -> None:
     """Write another archive, and truncate the manifest."""
-    other_archive(places, folder)
+    write_other_archive(places, folder)
     hostile_archives.truncate_file(places.dataset.root / "SHA256SUMS")
 
 
@@ -71,15 +71,17 @@ FOLLOWED = {
     "runs/lookup: mmfw runs": Case("predict nope", 2),
     "runs/presets: mmfw train": Case("train mmbt_gird --data-dir {dir}", 2),
     "runs/presets: mmfw convert": Case("train {dir}/memes.zip", 2),
-    "dataset/convert: --force": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
-    "integrity/manifest: mmfw repair": Case("convert --zip {dir}/other.zip", 3, broken_list),
+    "dataset/convert: --force": Case("convert --zip {dir}/other.zip", 3, write_other_archive, option="--force"),
+    "integrity/manifest: mmfw repair": Case("convert --zip {dir}/other.zip", 3, damage_manifest),
     "errors: --password": Case(
         "convert --zip {dir}/locked.zip --data-dir {dir}/new",
         4,
         lambda _, folder: make_encrypted_zip(folder / "locked.zip", dataset_files()),
         option=f"--password {PASSWORD}",
     ),
-    "dataset/convert: mmfw convert": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
+    "dataset/convert: mmfw convert": Case(
+        "repair dataset --source {dir}/memes.zip", 3, forget_origin, is_repaired=True
+    ),
     "dataset/layout: --allow-missing": Case(
         "convert --zip {dir}/lacking.zip --data-dir {dir}/new",
         3,
@@ -119,7 +121,7 @@ ELSEWHERE = {
     "dataset/annotations: mmfw convert": "test_dataset_is_converted_to_the_folder_where_it_was_missing",
     "doctor/verify_all: mmfw convert": "test_verify_reports_unusable_images_accepted_by_an_earlier_version",
     "runs/folder: mmfw train": "test_weights_of_an_unreadable_run_start_a_new_run_as_hinted",
-    "runs/folder: mmfw report": "test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it",
+    "runs/folder: mmfw report": "test_run_without_a_page_names_the_command_and_later_shows_the_page",
     "runs/folder: mmfw runs": "test_unreadable_run_is_removed_as_hinted",
     "results/report/pages: mmfw predict": "test_missing_or_invalid_prediction_is_created_by_hinted_command",
     "runs/outcomes: mmfw train": "test_model_that_cannot_be_built_is_reported_with_the_end_of_its_output",
@@ -134,7 +136,7 @@ ELSEWHERE = {
     "commands/check_submission: mmfw convert": "test_following_the_hint_for_excluded_memes_makes_a_valid_submission",
     "commands/check_submission: mmfw predict": "test_missing_or_invalid_prediction_is_created_by_hinted_command",
     "commands/features: mmfw features": "test_unpublished_features_must_be_provided_by_the_user",
-    "export/exporter: --tolerance": "test_a_row_with_another_probability_is_named_and_nothing_is_written",
+    "export/exporter: --tolerance": "test_row_with_a_different_probability_is_named_and_nothing_is_written",
     "commands/export: --int": "test_region_features_are_inputs_and_int8_is_refused_if_it_costs_too_much_auroc",
     "export/exporter: --max-loss": "test_region_features_are_inputs_and_int8_is_refused_if_it_costs_too_much_auroc",
     "commands/train: mmfw predict": "test_published_weights_are_scored_on_splits_of_paper_without_training",
@@ -222,7 +224,7 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():  # --help
-            skipped |= {id(below) for below in ast.walk(decorator)}
+            skipped |= {id(child) for child in ast.walk(decorator)}
     names = "|".join(sorted(COMMANDS, key=len, reverse=True))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
@@ -245,9 +247,9 @@ def _hints(node: ast.AST) -> Iterator[ast.AST]:
 
 def _texts(node: ast.AST) -> Iterator[str]:
     """Yield the texts in an expression, without the commands in backticks."""
-    for below in ast.walk(node):
-        if isinstance(below, ast.Constant) and isinstance(below.value, str):
-            yield re.sub("`mmfw [^`]*(`|$)", "", below.value)
+    for child in ast.walk(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield re.sub("`mmfw [^`]*(`|$)", "", child.value)
 
 
 def test_every_command_in_a_hint_is_run_by_a_test_or_excluded() -> None:
@@ -280,7 +282,7 @@ def test_command_in_the_hint_succeeds(world: MmfPaths, user_dir: Path, name: str
         for command in commands:
             as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in split_command(command)]
             mmfw(*as_given)
-    if case.mended:
+    if case.is_repaired:
         mmfw(*words)
 
 

@@ -23,8 +23,8 @@ from tests.worlds.memes import dataset_files, tar_gz
 if sys.platform == "win32":
     pytest.skip("a Windows program cannot send another one Ctrl+C alone", allow_module_level=True)
 
-# Says when the first bytes are done, and then waits.
-_WAITS = """
+# Prints a line after the first bytes, and then waits.
+_WAIT_IN_PROGRESS = """
 import sys, threading
 from mmf_win.cli import main
 from mmf_win.console import Progress
@@ -35,8 +35,8 @@ def wait(text):
 
 Progress.advance = lambda self, amount: wait("at work")
 """
-# It has a thread that Python waits for, too.
-_CLEANS_UP_FOR_GOOD = """
+# Python waits for the thread at exit.
+_HANG_IN_CLEANUP = """
 def clean_up(self, *error):
     threading.Thread(target=threading.Event().wait).start()
     wait("cleaning up")
@@ -47,7 +47,7 @@ _RUN = "sys.exit(main(sys.argv[1:]))"
 
 
 @contextmanager
-def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def run_command(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in its own process."""
     command = [sys.executable, "-c", program + _RUN, *words]
     with subprocess.Popen(
@@ -64,7 +64,7 @@ def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def reads(process: subprocess.Popen[str], line: str) -> None:
+def wait_for_line(process: subprocess.Popen[str], line: str) -> None:
     """Wait until the process has printed ``line``."""
     assert process.stdout is not None
     while process.stdout.readline().strip() != line:
@@ -88,8 +88,8 @@ def test_signal_during_extraction_leaves_nothing_that_looks_finished(
     as_json = ["--json"] if command == "convert" else []
     if command == "features extract":
         packed.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"\0" * 4096}))
-    with typed(_WAITS, *command.split(), str(packed), "--data-dir", str(data), *as_json) as process:
-        reads(process, "at work")
+    with run_command(_WAIT_IN_PROGRESS, *command.split(), str(packed), "--data-dir", str(data), *as_json) as process:
+        wait_for_line(process, "at work")
         process.send_signal(getattr(signal, name))
         output, errors = process.communicate()
         assert process.returncode == 130, errors
@@ -100,28 +100,28 @@ def test_signal_during_extraction_leaves_nothing_that_looks_finished(
     assert not (dataset.features / "detectron.lmdb").exists()
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg])  # the terminal sends it to the whole group
+@pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal sends the signal to the process group
 def test_signal_during_extraction_of_a_7z_ends_its_decoder(user_dir: Path, send: Callable[[int, int], None]) -> None:
     data = user_dir / "data"
     packed = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS)
-    with typed(_WAITS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
-        reads(process, "at work")
+    with run_command(_WAIT_IN_PROGRESS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
+        wait_for_line(process, "at work")
         (decoder,) = psutil.Process(process.pid).children()
         send(process.pid, signal.SIGINT)
-        _, said = process.communicate()
-        assert process.returncode == 130, said
+        _, errors = process.communicate()
+        assert process.returncode == 130, errors
         decoder.wait()
-    assert "interrupted" in said and "Traceback" not in said
+    assert "interrupted" in errors and "Traceback" not in errors
     assert not [*data.rglob("data.mdb")]
 
 
 def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -> None:
     words = ["convert", "--zip", str(packed), "--data-dir", str(user_dir / "data")]
-    with typed(_WAITS + _CLEANS_UP_FOR_GOOD, *words) as process:
-        reads(process, "at work")
+    with run_command(_WAIT_IN_PROGRESS + _HANG_IN_CLEANUP, *words) as process:
+        wait_for_line(process, "at work")
         process.send_signal(signal.SIGINT)
-        reads(process, "cleaning up")
-        time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before the cleaning up began
+        wait_for_line(process, "cleaning up")
+        time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first Ctrl+C was counted before the cleanup began
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
 
@@ -129,8 +129,8 @@ def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -
 def test_stop_file_interrupts_a_command(packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop, data = user_dir / "stop", user_dir / "data"
     monkeypatch.setenv("MMFW_STOP_FILE", str(stop))
-    with typed(_WAITS, "convert", str(packed), "--data-dir", str(data)) as process:
-        reads(process, "at work")
+    with run_command(_WAIT_IN_PROGRESS, "convert", str(packed), "--data-dir", str(data)) as process:
+        wait_for_line(process, "at work")
         stop.touch()
         _, errors = process.communicate()
         assert process.returncode == 130, errors

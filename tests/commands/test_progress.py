@@ -24,7 +24,7 @@ STARTED: Event = {
 
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
-def test_plain_line_shows_all_figures_with_a_fake_nvml(
+def test_plain_line_shows_all_values_with_a_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, card: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())

@@ -52,7 +52,7 @@ def interrupt_the_moves(paths: DatasetPaths) -> None:
     (paths.root / ".mmfw-staging" / "installing").touch()
 
 
-def hint(errors: str) -> list[str]:
+def parse_hint(errors: str) -> list[str]:
     """Return the arguments of the command in the last hint."""
     hints = re.findall("^hint: (?:run )?`mmfw (.*)`$", errors, re.MULTILINE)
     return split_command(hints[-1])
@@ -62,7 +62,7 @@ def hint(errors: str) -> list[str]:
 def test_command_in_the_hint_of_verify_repairs_the_damage(world: MmfPaths, damage: str, mmfw: MmfwRunner) -> None:
     DAMAGES[damage](world)
     mmfw("verify", code=3)
-    command = hint(mmfw.err)
+    command = parse_hint(mmfw.err)
     assert command[0] == "repair"
     mmfw(*command)
     assert "repaired" in mmfw.err
@@ -132,7 +132,7 @@ def test_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: Mmf
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
 @pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
-def test_without_hashes_all_files_but_those_of_the_user_are_rewritten(
+def test_user_files_survive_a_repair_without_hashes(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner, command: str, damage: str
 ) -> None:
     DAMAGES["an image changed"](world)
@@ -146,7 +146,7 @@ def test_without_hashes_all_files_but_those_of_the_user_are_rewritten(
     assert [path.read_bytes() for path in user_files] == [b"own", b"own"]
 
 
-def test_without_hashes_and_archive_the_dataset_can_be_accepted_as_it_is(
+def test_dataset_without_hashes_and_archive_is_accepted_after_deleting_the_manifest(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     sums = world.dataset.root / "SHA256SUMS"
@@ -159,7 +159,7 @@ def test_without_hashes_and_archive_the_dataset_can_be_accepted_as_it_is(
     assert Manifest.load(world.dataset.root) is None
 
 
-def test_without_a_recorded_source_a_given_archive_repairs_the_dataset(
+def test_given_archive_repairs_a_dataset_without_a_recorded_source(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     (world.dataset.root / "SHA256SUMS.json").unlink()
@@ -228,9 +228,7 @@ def test_another_archive_is_refused_and_the_other_parts_are_repaired(
     mmfw("verify", "mmf")
 
 
-def test_unpublished_file_has_to_be_restored_by_the_user(
-    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
-) -> None:
+def test_unpublished_file_must_be_restored_by_the_user(empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner) -> None:
     folder = write_tree({"model.pth": b"x" * 100}, empty_paths.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
     hostile_archives.truncate_file(folder / "model.pth")
@@ -244,6 +242,6 @@ def test_removed_checkout_is_reported_with_a_hint(empty_paths: MmfPaths, user_di
     use_checkout(user_dir / "mmf")
     shutil.rmtree(user_dir / "mmf")
     mmfw("verify", code=3)
-    mmfw(*hint(mmfw.err), code=3)
+    mmfw(*parse_hint(mmfw.err), code=3)
     errors = mmfw.err
     assert str(user_dir / "mmf") in errors and "mmfw setup --mmf pypi" in errors

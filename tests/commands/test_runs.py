@@ -48,7 +48,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **request_values: Any)
     run.save_request(make_run_request(**values | request_values))
     log = EventLog(run.events, "1")
     log.write("run_started", torch="2")
-    for final in (False, True):  # at the end the best checkpoint is validated once more
+    for final in (False, True):  # the best checkpoint is validated again at the end
         log.write("val", update=10, metrics={"auroc": 0.7}, final=final)
     AttemptOutcome(outcome, "" if outcome == "ok" else "why it failed").save(run.outcome_file)  # type: ignore[arg-type]
     return run
@@ -170,8 +170,8 @@ def test_list_shows_test_scores_and_differing_settings(mmfw: MmfwRunner, user_di
     user_annotations_path(user_predictions).touch()
     later, earlier = mmfw.json("runs")
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
-    told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
-    assert [earlier[key] for key in keys] == told_of_first
+    expected_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
+    assert [earlier[key] for key in keys] == expected_of_first
     assert [later[key] for key in keys] == [None, None, None, None, 7, None, "training.batch_size=16"]
     text = mmfw("runs")
     assert "8 of 10 rows of test_seen  unknown" in text
@@ -184,7 +184,7 @@ def test_failed_run_is_shown_with_the_reason(mmfw: MmfwRunner, save: Path) -> No
     text = mmfw("runs", "show", "a")
     assert "Reason: why it failed\n" in text and "    10  0.7000  -\n" in text
     assert "Trained: 10 of ? updates in 0 s; attempts: 1\n" in text and "Model: mmbt\n" in text
-    assert not [name for name in shown if "_" in name and name in text], "names of fields are for scripts"
+    assert not [name for name in shown if "_" in name and name in text], "JSON keys must not appear in the text"
 
 
 def test_scores_are_shown_with_coverage_and_without_control_characters(mmfw: MmfwRunner, user_dir: Path) -> None:
@@ -290,10 +290,10 @@ def test_control_characters_in_run_names_are_escaped(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-@pytest.mark.parametrize("beside", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "beside it"])
-def test_run_is_removed_through_a_link(mmfw: MmfwRunner, save: Path, beside: list[str]) -> None:
+@pytest.mark.parametrize("other_ids", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "with another ID"])
+def test_run_is_removed_through_a_link(mmfw: MmfwRunner, save: Path, other_ids: list[str]) -> None:
     (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
-    mmfw("runs", "rm", "b/latest", *beside, "--yes")
+    mmfw("runs", "rm", "b/latest", *other_ids, "--yes")
     assert not (save / "b").exists()
 
 
@@ -309,7 +309,7 @@ def test_run_in_training_is_not_removed(mmfw: MmfwRunner, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with file_lock(run.training_lock_file):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
-    assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
+    assert (save / "a/2026-01-02T00-00-00").is_dir(), "no run is removed if one of them is refused"
 
 
 def test_runs_are_a_dataframe_in_a_notebook(save: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def run(user_dir: Path) -> Run:
     return run
 
 
-def verified(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
+def verify_checkpoints(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
     """Run ``mmfw runs show --verify`` with and without ``--json``; return the checkpoints by name."""
     words = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
     info = mmfw.json(*words)
@@ -344,12 +344,12 @@ def verified(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
 
 
 def test_checkpoints_are_shown_with_their_contents(mmfw: MmfwRunner, run: Run) -> None:
-    by_name = verified(mmfw, run)
+    by_name = verify_checkpoints(mmfw, run)
     assert list(by_name) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
     figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in by_name.items()}
     assert figures["best.ckpt"] == [4, 1, 0.8]
     assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
-    assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
+    assert figures["mmbt_final.pth"] == [None, None, None], "the file contains only weights"
     assert all(by_name[name]["problem"] is None for name in figures)
     assert by_name["best.ckpt"]["written"] == format_utc_time((run.checkpoints / "best.ckpt").stat().st_mtime)
     *_, header, best, _, _, _ = mmfw.out.splitlines()
@@ -359,7 +359,7 @@ def test_checkpoints_are_shown_with_their_contents(mmfw: MmfwRunner, run: Run) -
 
 
 def test_file_with_two_names_is_counted_once(mmfw: MmfwRunner, run: Run) -> None:
-    checkpoints = verified(mmfw, run)
+    checkpoints = verify_checkpoints(mmfw, run)
     assert checkpoints["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
     assert checkpoints["best.ckpt"]["same_as"] == []
     names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
@@ -370,20 +370,22 @@ def test_file_with_two_names_is_counted_once(mmfw: MmfwRunner, run: Run) -> None
 def test_damaged_checkpoint_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
     hostile_archives.flip_byte(best, best.stat().st_size // 2)
-    checkpoints = verified(mmfw, run)
+    checkpoints = verify_checkpoints(mmfw, run)
     assert checkpoints["best.ckpt"]["problem"] == "damaged at model/data/0"
     assert checkpoints["current.ckpt"]["problem"] is None
     assert next(line for line in mmfw.out.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
     assert "best.ckpt: damaged at model/data/0" in mmfw.err
-    assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, "it is at its end"
+    assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, (
+        "predict is suggested because training is complete"
+    )
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
     (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
-    verified(mmfw, later)
-    assert "newest intact checkpoint" not in mmfw.err, "nothing is"
+    verify_checkpoints(mmfw, later)
+    assert "newest intact checkpoint" not in mmfw.err, "the run has no intact checkpoint"
 
 
 def test_run_without_checkpoints_is_not_an_error(mmfw: MmfwRunner, user_dir: Path) -> None:
-    assert verified(mmfw, make(user_dir, "b/2026-01-02T00-00-00")) == {}
+    assert verify_checkpoints(mmfw, make(user_dir, "b/2026-01-02T00-00-00")) == {}
     assert "has no checkpoint yet" in mmfw.err
 
 

@@ -52,7 +52,9 @@ def test_run_of_a_task_is_found_by_its_name_and_each_folder(mmfw: MmfwRunner, sa
     for name in (TASK, save / TASK, f"{TASK}/demo/2026-01-01T00-00-00", save / TASK / "demo/2026-01-01T00-00-00"):
         shown = mmfw.json("runs", "show", name)
         assert (shown["id"], shown["best_auroc"]) == (TASK, 0.6)
-    assert mmfw.json("runs", "show")["id"] == "demo/2025-01-01T00-00-00", "though the sweep's are newer"
+    assert mmfw.json("runs", "show")["id"] == "demo/2025-01-01T00-00-00", (
+        "runs of a sweep are newer, but not the default"
+    )
     mmfw("runs", "show", "2026-01-01T00-00-00", code=2)
 
 
@@ -65,17 +67,19 @@ def test_printed_ids_find_the_runs_again(save: Path) -> None:
     runs += [second, Run(second.path.with_name("2026-01-01T00-00-00"))]
     runs += [find_run(save, str(folder.parent)) for folder in elsewhere.path.glob("*/param")]
     ids = {run.id: run.path for run in runs}
-    assert len(ids) == 9, "no id is that of two runs"
+    assert len(ids) == 9, "IDs must be unique"
     assert {name: find_run(save, name).path for name in ids} == ids
-    task = save / TASK  # what a task's own commands have for their save dir
+    task = save / TASK  # save dir of the commands of a task
     assert find_run(task, "demo") == find_run(task, second.id) == second
-    assert find_run(save, TASK) == second, "the newest of the task"
+    assert find_run(save, TASK) == second, "the newest run of the task"
     for param in (*save.glob("sweeps/*/*/param"), *elsewhere.path.glob("*/param")):
         param.unlink()
-    (save.parent / "sweep.yaml").touch()  # a user's, which makes no task of the save dir
+    (save.parent / "sweep.yaml").touch()  # a user's file, which does not turn the save dir into a task
     runs.append(find_run(save, "demo"))
     ids["demo/2025-01-01T00-00-00"] = runs[-1].path
-    assert {run.id: find_run(save, run.id).path for run in runs} == ids, "though what a task is for is lost"
+    assert {run.id: find_run(save, run.id).path for run in runs} == ids, (
+        "IDs are still resolved without the files of the tasks"
+    )
 
 
 def test_sweep_is_one_line_of_the_list_of_runs(mmfw: MmfwRunner, save: Path) -> None:
@@ -102,7 +106,7 @@ def test_sweep_in_place_of_a_run_names_the_command_that_lists_its_runs(
 
 
 @pytest.mark.parametrize("words", ["track status", "track push --to mlflow", "report", "verify", "repair"])
-def test_bare_name_never_stands_for_a_sweep(
+def test_bare_name_is_never_taken_for_a_sweep(
     mmfw: MmfwRunner, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -111,7 +115,7 @@ def test_bare_name_never_stands_for_a_sweep(
     assert "did you mean sweeps/grid?" in mmfw.err
     monkeypatch.chdir(save / "sweeps")
     mmfw(*words.split(), "grid", code=2)
-    assert "did you mean sweeps/grid?" in mmfw.err, "though it is a folder here"
+    assert "did you mean sweeps/grid?" in mmfw.err, "a folder with this name exists here"
     monkeypatch.chdir(save)
     mmfw(*words.split(), "sweeps/gird", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
@@ -136,7 +140,7 @@ def test_uploading_a_sweep_without_runs_is_an_error(
     assert "no task of this sweep has a run" in mmfw.err and "4 tasks" in mmfw(*split_command(command)) + mmfw.err
 
 
-def test_name_of_a_run_and_a_sweep_stands_for_the_run(mmfw: MmfwRunner, save: Path) -> None:
+def test_name_of_both_a_run_and_a_sweep_means_the_run(mmfw: MmfwRunner, save: Path) -> None:
     pytest.importorskip("matplotlib")
     make(save / "sweeps" / "demo")
     assert [run.id for run in find_runs(save, "demo")] == ["demo/2025-01-01T00-00-00"]
@@ -204,7 +208,7 @@ def test_best_combination_is_chosen_by_validation_not_test_scores(mmfw: MmfwRunn
     assert "cannot be combined with RUN" in mmfw("predict", "demo", "--best-of", "grid", code=2)
     for events in save.glob("sweeps/grid/*/demo/*/events.jsonl"):
         events.unlink()
-    assert "no finished task" in mmfw("predict", "--best-of", "grid", code=2), "and not the newest run"
+    assert "no finished task" in mmfw("predict", "--best-of", "grid", code=2), "the newest run must not be used instead"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_sweep_is_removed_only_if_unused_and_without_other_files(
 def test_file_with_several_names_counts_once_and_frees_space_with_its_last_name(
     mmfw: MmfwRunner, save: Path, tmp_path: Path
 ) -> None:
-    def content(run: str) -> int:
+    def count_bytes(run: str) -> int:
         files = [path.stat() for path in (save / run).rglob("*") if path.is_file()]
         return sum({file.st_ino: file.st_size for file in files}.values())
 
@@ -267,15 +271,15 @@ def test_file_with_several_names_counts_once_and_frees_space_with_its_last_name(
     for listed in mmfw.json("runs"):
         assert large < listed["size"] < 2 * large
     single = "demo/2025-01-01T00-00-00"
-    assert mmfw.json("runs", "show", single)["size"] == content(single)
+    assert mmfw.json("runs", "show", single)["size"] == count_bytes(single)
 
     sweep = SweepFolder(save / "sweeps" / "grid")
     measured = estimate_cost(sweep, list_tasks(sweep), None, save)
     assert measured is not None and large < measured[2] < 2 * large
 
-    whole = content(single)
+    size = count_bytes(single)
     link_or_copy(save / single / "checkpoints" / "best.ckpt", tmp_path / "kept.ckpt")
     freed = mmfw.json("runs", "rm", single, "--yes")["freed"]
-    assert freed == whole - large
-    whole = content("sweeps/grid")
-    assert mmfw.json("sweep", "rm", "grid", "--yes")["freed"] == whole
+    assert freed == size - large
+    size = count_bytes("sweeps/grid")
+    assert mmfw.json("sweep", "rm", "grid", "--yes")["freed"] == size

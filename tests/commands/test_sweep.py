@@ -106,7 +106,7 @@ def test_newest_sweep_in_the_save_dir_is_the_default(sweep: Sweep) -> None:
     for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
         sweep("status", *words)
         assert "1 success" in sweep.err
-    sweep("run", "params", "-r", "cpu")  # an earlier sweep by its name
+    sweep("run", "params", "-r", "cpu")  # run an earlier sweep by its name
 
 
 def test_table_as_text_csv_tsv_and_json(sweep: Sweep) -> None:
@@ -168,7 +168,7 @@ def test_debug_runs_only_the_first_task_and_shows_its_output(sweep: Sweep) -> No
     sweep.write(python_command(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
     sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
-    sweep.run("--debug")  # again, although it has finished
+    sweep.run("--debug")  # the task runs again although it has finished
     assert [task.starts for task in load_tasks_by_name(sweep.output).values()] == [2, 0]
 
 
@@ -333,7 +333,7 @@ def test_total_bar_counts_tasks_left_by_another_driver(sweep: Sweep, monkeypatch
 
         class Bar(Progress):
             def __enter__(self) -> Bar:
-                other_driver.close()  # it dies as soon as the tasks are counted
+                other_driver.close()  # the driver dies as soon as the tasks are counted
                 bars.append(self)
                 return self
 
@@ -352,7 +352,7 @@ def test_runs_of_a_preset_are_tracked_when_resumed(sweep: Sweep, monkeypatch: py
     sweep.write("echo {a}", "a: 1")
     assert "--track requires a preset" in sweep.run(*track, code=2)
     monkeypatch.setenv("MMFW_TRACK", "mlflow")
-    sweep.run("--dry-run")  # what a file's commands may heed
+    sweep.run("--dry-run")  # commands of a file may read the variables
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, *track)  # no task has failed
     [command] = parse_specification(
         (sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file

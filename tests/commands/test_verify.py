@@ -24,7 +24,7 @@ from tests.worlds.tools import MmfwRunner, requires_tool, run_unprivileged
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
 
-def verified(mmfw: MmfwRunner, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+def run_verify(mmfw: MmfwRunner, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """Return the results of ``mmfw verify --json`` by item."""
     return {result["what"]: result for result in mmfw.json("verify", *arguments, code=code)}
 
@@ -36,14 +36,14 @@ def states(results: dict[str, dict[str, Any]]) -> dict[str, str]:
 def test_empty_folders_have_no_damage(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
     mmfw("verify")
     assert "nothing to verify yet" in mmfw.err
-    assert verified(mmfw) == {}
+    assert run_verify(mmfw) == {}
     assert not empty_paths.data_dir.exists(), "the command must not create anything"
 
 
 def test_each_item_shows_what_it_was_verified_against(world: MmfPaths, mmfw: MmfwRunner) -> None:
     of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
-        results = verified(mmfw, *arguments)
+        results = run_verify(mmfw, *arguments)
         assert {what: (result["state"], result["against"]) for what, result in results.items()} == {
             "dataset": ("intact", "the archive memes.zip"),
             "region features": ("intact", "the archive features.tar.gz"),
@@ -60,7 +60,7 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
     model.unlink()
     hostile_archives.truncate_file(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
-    results = verified(mmfw, code=3)
+    results = run_verify(mmfw, code=3)
     assert {what: result["problems"] for what, result in results.items()} == {
         "dataset": ["changed: images/img/00003.png (different content)"],
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
@@ -94,14 +94,14 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
 def test_only_named_parts_are_verified(
     world: MmfPaths, mmfw: MmfwRunner, words: list[str], expected: list[str]
 ) -> None:
-    assert set(verified(mmfw, *words)) == set(expected)
+    assert set(run_verify(mmfw, *words)) == set(expected)
 
 
 @pytest.mark.parametrize("words", [["--full"], []])
 def test_hostile_features_are_damaged_and_the_rest_is_verified(
     world: MmfPaths, mmfw: MmfwRunner, words: list[str]
 ) -> None:
-    """They are damaged even if their hashes are known, with --full."""
+    """With --full, the features are damaged even if their hashes are known."""
     pytest.importorskip("lmdb")
     from mmf_win.features import lmdb_file
 
@@ -111,7 +111,7 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     lmdb_file.write_lmdb(features / "detectron.lmdb", [("00001", record)], 1 << 20)
     if words:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
-    results = verified(mmfw, *words, code=3)
+    results = run_verify(mmfw, *words, code=3)
     others = {what: state for what, state in states(results).items() if what != "region features"}
     assert list(others.values()) == ["intact"] * 4
     hostile_ones = results["region features"]
@@ -134,7 +134,7 @@ def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
     mmfw("features", "extract", archive, "--force", code=3)
     assert f"{archive}: rejected" in mmfw.err and "a source that you trust" in mmfw.err
     assert read_tree(features) == before
-    assert states(verified(mmfw, "features"))["region features"] == "intact"
+    assert states(run_verify(mmfw, "features"))["region features"] == "intact"
 
 
 def test_unknown_name_is_a_usage_error(world: MmfPaths, mmfw: MmfwRunner) -> None:
@@ -159,7 +159,7 @@ def test_files_without_known_hashes_are_not_called_intact(
     record_hashes(folder, ["model.pth"])
     write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
-    results = verified(mmfw)
+    results = run_verify(mmfw)
     of_mmf = {"MMF 1.0.0rc12": "not verified"}
     assert states(results) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
     assert results["models/mine"]["against"] == "hashes recorded at first use"
@@ -172,20 +172,20 @@ def test_files_in_shared_caches_are_verified_by_their_names(
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
     InputFiles("weights", user_dir, empty_paths, (weights.name,)).verify()
-    (result,) = verified(mmfw).values()
+    (result,) = run_verify(mmfw).values()
     assert (result["state"], result["against"]) == ("intact", "the hash in its name")
     hostile_archives.flip_byte(weights, 100)
     for _ in range(2):
-        (result,) = verified(mmfw, code=3).values()
+        (result,) = run_verify(mmfw, code=3).values()
         assert result["problems"] == [f"changed: {weights} (hash does not match the file name)"]
     weights.unlink()
-    assert verified(mmfw) == {}
+    assert run_verify(mmfw) == {}
 
 
 @pytest.mark.torch
 def test_changed_mmf_is_reported_once_before_training(world: MmfPaths, mmfw: MmfwRunner) -> None:
     find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
-    mmfw("train", "mmbt_grid", code=2)  # this MMF is a fake
+    mmfw("train", "mmbt_grid", code=2)  # fails because this MMF is a fake
     assert "changed or missing files of MMF: 1" in mmfw.err
     mmfw("train", "mmbt_grid", code=2)
     assert "changed or missing" not in mmfw.err, "each process reports it once"
@@ -195,7 +195,7 @@ def test_hint_repeats_the_given_folders(world: MmfPaths, user_dir: Path, mmfw: M
     elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
     elsewhere.dataset.annotation_file("train").unlink()
-    verified(mmfw, "--data-dir", str(elsewhere.data_dir), code=3)
+    run_verify(mmfw, "--data-dir", str(elsewhere.data_dir), code=3)
     mmfw("verify", "dataset", "--data-dir", elsewhere.data_dir, code=3)
     [hint] = [line for line in mmfw.err.splitlines() if line.startswith("hint: ")]
     assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
@@ -207,7 +207,7 @@ def test_read_only_dataset_is_verified(
     places = MmfPaths.resolve(small_disk / "data")
     convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), places)
     remount(small_disk, "ro")
-    assert states(verified(mmfw, "--data-dir", str(places.data_dir))) == {"dataset": "intact"}
+    assert states(run_verify(mmfw, "--data-dir", str(places.data_dir))) == {"dataset": "intact"}
 
 
 def test_local_bert_is_damaged_if_a_file_is_missing(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
@@ -219,7 +219,7 @@ def test_local_bert_is_damaged_if_a_file_is_missing(empty_paths: MmfPaths, mmfw:
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
         assert LocalModelInput("BERT", bert, empty_paths).verify().state == "recorded"
-    assert [result["folder"] for result in verified(mmfw).values()] == [str(berts[0])]
+    assert [result["folder"] for result in run_verify(mmfw).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
     assert LocalModelInput("BERT", berts[0], empty_paths).verify().state == "damaged"

@@ -21,7 +21,7 @@ from typing import Any
 from mmf_win import compat
 from mmf_win.compat import mmf_data
 from mmf_win.compat.patch import read_source
-from tests.features.test_safe_pickle import Made
+from tests.features.test_safe_pickle import UnusualObject
 from tests.worlds import feature_files
 from tests.worlds.tiny_mmf import BOX_COUNT, WORDS, TinyWorld
 
@@ -167,10 +167,12 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
 
     folder = world.root / "hostile"
     feature_files.write_pair(folder, "a")
-    feature_files.write_pair(folder, "b", regions=3, feature_size=4, objects=Made(os.mkdir, (str(folder / "made"),)))
+    feature_files.write_pair(
+        folder, "b", regions=3, feature_size=4, objects=UnusualObject(os.mkdir, (str(folder / "made"),))
+    )
     shutil.copy(folder / "b_info.npy", folder / "c.npy")
     for name in ("w", "b"):
-        content = pickle.dumps(Made(os.mkdir, (str(folder / "made"),)))
+        content = pickle.dumps(UnusualObject(os.mkdir, (str(folder / "made"),)))
         (folder / f"fc7_{name}.pkl").write_bytes(content)
     weights = [str(folder / "fc7_w.pkl"), str(folder / "fc7_b.pkl")]
 

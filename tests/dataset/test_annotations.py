@@ -44,7 +44,7 @@ def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: P
     [
         ("{", "not JSON"),
         ("[1]", "not a JSON object"),
-        (GOOD.replace("8291,", '"08291",', 1), "id 8291 is already in line 1"),  # as in the other phase
+        (GOOD.replace("8291,", '"08291",', 1), "id 8291 is already in line 1"),  # IDs may have leading zeros
         ('{"img": "img/1.png", "text": "", "label": 0}', '"id"'),
         ('{"id": "cat", "img": "img/1.png", "text": ""}', '"id"'),
         ('{"id": "1.0", "img": "img/1.png", "text": ""}', '"id"'),

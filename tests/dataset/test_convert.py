@@ -38,12 +38,12 @@ from tests.worlds.memes import (
 )
 from tests.worlds.tools import make_failing_function, requires_tool, run_program
 
-# --- every shape of source -------------------------------------------------------------------------------
+# --- forms of the source ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", [PHASE_1_SPLITS, RELEASE_SPLITS], ids=["phase 1", "release"])
 @pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/", "img/"])
-def test_both_phases_under_any_top_folder(
+def test_both_phases_are_converted_from_any_top_folder(
     phase: dict[str, range], top: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = dataset_files(phase, top=top)
@@ -51,7 +51,7 @@ def test_both_phases_under_any_top_folder(
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(files)
 
 
-def test_conversion_result_and_unchanged_archive(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_conversion_returns_counts_and_does_not_change_the_archive(archive: Path, mmf_paths: MmfPaths) -> None:
     before = archive.read_bytes(), archive.stat().st_mtime_ns
     result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert result.splits == {
@@ -70,7 +70,7 @@ def test_conversion_result_and_unchanged_archive(archive: Path, mmf_paths: MmfPa
 
 
 @requires_tool("sha256sum")
-def test_a_conversion_writes_the_manifest(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_conversion_writes_the_manifest(archive: Path, mmf_paths: MmfPaths) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
     manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None and manifest.source is not None
@@ -88,20 +88,20 @@ def test_just_converted_files_are_not_read_again(
     annotations = [name for name in mmf_layout(dataset_files()) if name.startswith("annotations/")]
     manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None
-    find_damage(manifest, only_files=annotations)  # written as late as they were checked
+    find_damage(manifest, only_files=annotations)  # their mtimes are too recent to be trusted
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
     assert find_damage(manifest, only_files=manifest.files.keys() - annotations) == []
 
 
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
-def test_images_packed_inside(name: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_nested_archive_of_images_is_unpacked(name: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     path = make_encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
     convert(path, mmf_paths, ask=lambda: PASSWORD)
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(files)
 
 
-def test_a_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_folder_is_converted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree(dataset_files(), user_dir / "unpacked")
     result = convert(user_dir / "unpacked", mmf_paths)
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
@@ -128,7 +128,7 @@ def test_links_in_a_folder_are_followed(user_dir: Path, mmf_paths: MmfPaths) -> 
     assert copy.read_bytes() == elsewhere.read_bytes() and not copy.is_symlink()
 
 
-def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_folder_in_mmfs_layout_and_tar_gz_are_converted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = mmf_layout(dataset_files())
     convert(write_tree(files, user_dir / "other" / "defaults"), mmf_paths)
     assert read_tree(mmf_paths.dataset.root) == files
@@ -147,14 +147,14 @@ def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, mmf_paths: M
     ],
     ids=["zip", "7z aes", "7z"],
 )
-def test_archives_of_other_programs(command: list[str], user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_archives_of_other_programs_are_converted(command: list[str], user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree(dataset_files(), user_dir)
     run_program(*command, cwd=user_dir)
     convert(user_dir / "a.bin.zip", mmf_paths, ask=lambda: "secret")
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_litter_of_macos_is_ignored(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_macos_metadata_files_are_ignored(user_dir: Path, mmf_paths: MmfPaths) -> None:
     names = [f"__MACOSX/hateful_memes/img/._{n:05}.png" for n in range(40)]
     names += [f"__MACOSX/{TOP_FOLDER}._train.jsonl", f"{TOP_FOLDER}img/._00001.png", f"{TOP_FOLDER}.DS_Store"]
     litter = dict.fromkeys(names, b"x")
@@ -169,7 +169,7 @@ def test_extra_images_are_kept_and_counted(user_dir: Path, mmf_paths: MmfPaths) 
     assert (mmf_paths.dataset.images / "img" / "99999.png").read_bytes() == image(99999)
 
 
-# --- half an image set -----------------------------------------------------------------------------------
+# --- missing images --------------------------------------------------------------------------------------
 
 
 def test_missing_images_are_counted_per_split_and_can_be_excluded(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -191,16 +191,16 @@ def test_missing_images_are_counted_per_split_and_can_be_excluded(user_dir: Path
     assert convert(half, mmf_paths, ask=lambda: PASSWORD).already_done
 
 
-# --- again, and over another dataset ---------------------------------------------------------------------
+# --- repeated conversion and replacement of another dataset ----------------------------------------------
 
 
-def test_a_second_conversion_does_nothing(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_conversion_does_nothing(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # it is not even opened
+    monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # the archive must not be opened
     again = convert(archive, mmf_paths)
     assert again.already_done
     assert again.splits == first.splits
-    os.utime(archive, (1, 1))  # as a copy has another time, and is known by its hash
+    os.utime(archive, (1, 1))  # like a copy, which is recognized by its hash
     assert convert(archive, mmf_paths).already_done
 
 
@@ -262,7 +262,7 @@ def test_force_refuses_to_remove_images_of_unknown_origin(archive: Path, mmf_pat
     with pytest.raises(DatasetError, match=r"mine\.png"):
         convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
     assert read_tree(mmf_paths.dataset.root) == files
-    (mmf_paths.dataset.images / "img").rename(mmf_paths.data_dir / "kept")  # as the hint says
+    (mmf_paths.dataset.images / "img").rename(mmf_paths.data_dir / "kept")  # follow the hint
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
 
 
@@ -285,10 +285,10 @@ def test_failed_move_restores_the_old_dataset(
     assert convert(user_dir / "old.zip", mmf_paths).already_done
 
 
-# --- one at a time ---------------------------------------------------------------------------------------
+# --- concurrent conversions ------------------------------------------------------------------------------
 
 
-def test_two_conversions_at_once_do_not_mix(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_concurrent_conversions_do_not_mix(archive: Path, mmf_paths: MmfPaths) -> None:
     with open_staging(mmf_paths.dataset.root), pytest.raises(InUseError, match="another mmfw"):
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
     convert(archive, mmf_paths, ask=lambda: PASSWORD)

@@ -17,7 +17,7 @@ from mmf_win.paths import DatasetPaths, MmfPaths
 from tests.worlds import hostile_archives
 from tests.worlds.memes import dataset_files, incomplete_dataset_files, mmf_layout, without_images, write_tree
 
-LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_unseen
+LACKING = [1, 8, 9, 16]  # IDs in train, in both dev splits, only in dev_unseen, and in test_unseen
 
 
 def coverage(dataset: DatasetPaths, split: str) -> Coverage:
@@ -62,12 +62,12 @@ def test_complete_copy_replaces_an_incomplete_one(dataset: DatasetPaths, user_di
 @pytest.mark.parametrize("split", ["dev_seen", "dev_unseen"])
 def test_coverage_of_a_changed_file_is_unknown(dataset: DatasetPaths, split: str) -> None:
     file = dataset.annotation_file(split)
-    file.write_bytes(file.read_bytes().replace(b'"label": 1', b'"label": 0'))  # of the same size
+    file.write_bytes(file.read_bytes().replace(b'"label": 1', b'"label": 0'))  # the size stays the same
     assert coverage(dataset, split).full_rows is None
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert coverage(dataset, split) == Coverage(split, 1, None)
     assert load_split_summary(dataset, AnnotationFile(dataset.annotation_file("test_unseen"))) is not None, (
-        "the others are as they were"
+        "the other splits are unchanged"
     )
 
 

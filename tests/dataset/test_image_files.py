@@ -60,12 +60,12 @@ def test_unknown_format_is_not_an_image(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda whole: whole,
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: whole[:-200],
-        lambda whole: whole[:20],
-        lambda whole: whole + b"junk junk",
-        lambda whole: whole + bytes(100),
+        lambda image: image,
+        lambda image: image[: len(image) // 2],
+        lambda image: image[:-200],
+        lambda image: image[:20],
+        lambda image: image + b"junk junk",
+        lambda image: image + bytes(100),
     ],
     ids=["complete", "half", "end missing", "head", "junk after it", "zeros after it"],
 )
@@ -81,8 +81,8 @@ def test_image_is_refused_if_pillow_cannot_load_it(
 
 @pytest.mark.parametrize("format_", ["PNG", "JPEG"])
 def test_image_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
-    whole = encode(format_)
-    (tmp_path / "a").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    complete = encode(format_)
+    (tmp_path / "a").write_bytes(complete[: len(complete) // 2] + bytes(len(complete) // 2))
     assert (flaw := find_flaw(tmp_path / "a")) and flaw.description == "a truncated or damaged image"
 
 
@@ -101,8 +101,8 @@ def test_png_with_large_text_and_trailing_data_is_usable(tmp_path: Path) -> None
 
 
 def test_end_marker_of_a_thumbnail_does_not_complete_its_jpeg(tmp_path: Path) -> None:
-    whole, thumbnail = encode("JPEG"), encode("JPEG", quality=5)
-    with_thumbnail = b"\xff\xd8\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + whole[2:]
+    picture, thumbnail = encode("JPEG"), encode("JPEG", quality=5)
+    with_thumbnail = b"\xff\xd8\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + picture[2:]
     (tmp_path / "a").write_bytes(with_thumbnail)
     assert find_flaw(tmp_path / "a") is None
     (tmp_path / "a").write_bytes(with_thumbnail[:-500])
@@ -113,9 +113,9 @@ def test_png_without_pixels_is_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("L", (1, 1)).save(tmp_path / "a", "PNG")
-    whole = (tmp_path / "a").read_bytes()
+    complete = (tmp_path / "a").read_bytes()
     assert find_flaw(tmp_path / "a") is None
-    (tmp_path / "a").write_bytes(whole[:33] + b"\0\0\0\0IDAT\x35\xaf\x06\x1e" + whole[-12:])
+    (tmp_path / "a").write_bytes(complete[:33] + b"\0\0\0\0IDAT\x35\xaf\x06\x1e" + complete[-12:])
     assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
 
@@ -155,8 +155,8 @@ def test_annotations_of_usable_images_are_repaired(user_dir: Path, mmf_paths: Mm
 
 
 def test_split_without_any_usable_image_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1_SPLITS["dev"]}
-    path = write_zip(user_dir / "a.zip", {**dataset_files(PHASE_1_SPLITS), **gone})
+    damaged = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1_SPLITS["dev"]}
+    path = write_zip(user_dir / "a.zip", {**dataset_files(PHASE_1_SPLITS), **damaged})
     with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
         convert(path, mmf_paths, allow_missing=True)
     assert "delete the annotations of dev" in str(caught.value.hint)
@@ -170,7 +170,7 @@ def test_verify_reports_unusable_images_accepted_by_an_earlier_version(user_dir:
     path = mmf_paths.dataset.images / "img/00001.png"
     path.write_bytes(POINTER)
     names = [file.relative_to(mmf_paths.dataset.root).as_posix() for file in path.parent.glob("*.png")]
-    record_hashes(mmf_paths.dataset.root, names)  # as of a conversion that did not look at the pictures
+    record_hashes(mmf_paths.dataset.root, names)  # like a conversion that did not check the images
     (finding,) = verify_parts(["dataset"], mmf_paths)
     assert (finding.state, finding.problems) == ("damaged", ("unusable: images/img/00001.png (a git-lfs pointer)",))
     assert finding.error and "`git lfs pull`" in str(finding.error.hint)

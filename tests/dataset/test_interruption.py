@@ -59,7 +59,7 @@ extract = Archive.extract
 def dying(*arguments):
     for number, done in enumerate(extract(*arguments)):
         if number == 5 and done.name.endswith(".png"):
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows both kill
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows, SIGTERM kills too
         yield done
 
 Archive.extract = dying
@@ -83,7 +83,7 @@ def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
     again = record_written_names(monkeypatch)
     result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert not result.already_done
-    assert len([name for name in again if name.endswith(".png")]) == 16, "it begins again"
+    assert len([name for name in again if name.endswith(".png")]) == 16, "the conversion starts over"
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
     assert sorted(p.name for p in mmf_paths.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
 
@@ -92,7 +92,7 @@ def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
 def test_kill_at_any_installation_step_leaves_no_partial_result(kind: str, user_dir: Path) -> None:
     installation = make_install_commands(user_dir)[kind]
     _, moves = installation.find_steps()
-    for step in moves if sys.platform != "win32" else moves[::5]:  # where a process takes seconds to start
+    for step in moves if sys.platform != "win32" else moves[::5]:  # starting a process takes seconds on Windows
         assert installation.check_kill_at_step(step), f"the command ended before step {step}"
 
 
@@ -124,7 +124,7 @@ def test_interrupt_after_any_move_of_a_forced_conversion_loses_no_image(
             assert read_tree(mmf_paths.dataset.root) == complete
         else:
             break
-    assert step > 2 * 4, "each move was tried: the images and three splits, away and to their places"
+    assert step > 2 * 4, "each move of the images and three splits was interrupted, out of and into place"
 
 
 def test_conversion_flushes_all_files(

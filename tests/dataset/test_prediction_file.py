@@ -40,7 +40,7 @@ def test_written_predictions_read_back_exactly_without_carriage_returns(tmp_path
     assert b"\r" not in path.read_bytes()
     assert path.read_bytes().splitlines()[0] == b"id,proba,label"
     assert prediction_file.read_predictions(path) == memes
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as a spreadsheet writes it
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # like a file saved by a spreadsheet
     assert prediction_file.read_predictions(path) == memes
 
 

@@ -1,4 +1,4 @@
-"""Archives that a conversion refuses, without leaving anything behind."""
+"""Archives that a conversion refuses without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ from tests.worlds.mounts import remount
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, mmf_paths: MmfPaths) -> None:
+def test_dataset_is_not_converted_with_a_wrong_password(
+    password: str | None, archive: Path, mmf_paths: MmfPaths
+) -> None:
     with pytest.raises(PasswordError):
         convert(archive, mmf_paths, ask=password and (lambda: password))
     assert not mmf_paths.data_dir.exists()
@@ -144,7 +146,7 @@ def test_json_lines_with_other_columns_are_refused_with_a_hint(
     assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_row_without_label_is_refused_except_in_a_test_split(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     for split in ("dev_seen", "test_seen"):
         first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
@@ -156,13 +158,13 @@ def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path,
     assert convert(hostile_archives.write_zip(user_dir / "b.zip", files), mmf_paths).splits["test_seen"].rows == 2
 
 
-def test_annotations_without_images(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_annotations_without_images_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {name: content for name, content in dataset_files().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
 
 
-def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
+def files_without_split(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
     files = dataset_files({name: ids for name, ids in splits.items() if name != split})
     return files | {"hateful_memes/README.md": readme.encode()}
 
@@ -170,11 +172,11 @@ def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
-        (without("dev_unseen", RELEASE_SPLITS), "dev_unseen"),
-        (without("test", PHASE_1_SPLITS, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
+        (files_without_split("dev_unseen", RELEASE_SPLITS), "dev_unseen"),
+        (files_without_split("test", PHASE_1_SPLITS, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
         (dataset_files() | {"hateful_memes/dev_seen.jsonl": b"\n"}, "dev_seen"),
     ],
-    ids=["others of the release are there", "the README names it", "it has no rows"],
+    ids=["other splits of the release exist", "named in the README", "split without rows"],
 )
 def test_dataset_without_a_split_is_refused_unless_allowed(
     files: Files, missing: str, user_dir: Path, mmf_paths: MmfPaths
@@ -188,13 +190,13 @@ def test_dataset_without_a_split_is_refused_unless_allowed(
 
 
 def test_phase_1_without_its_test_split_is_accepted(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    path = hostile_archives.write_zip(user_dir / "a.zip", without("test", PHASE_1_SPLITS))
+    path = hostile_archives.write_zip(user_dir / "a.zip", files_without_split("test", PHASE_1_SPLITS))
     assert list(convert(path, mmf_paths).splits) == ["train", "dev"]
 
 
 def test_release_is_accepted_if_its_readme_mentions_phase_1_files(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(
-        user_dir / "a.zip", without("", RELEASE_SPLITS, "Once `dev.jsonl` and `test.jsonl`.")
+        user_dir / "a.zip", files_without_split("", RELEASE_SPLITS, "Once `dev.jsonl` and `test.jsonl`.")
     )
     assert convert(path, mmf_paths).splits.keys() == RELEASE_SPLITS.keys()
 
@@ -232,7 +234,7 @@ def test_full_disk_is_detected_before_anything_is_written(
     assert not mmf_paths.data_dir.exists()
 
 
-def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_damaged_image_leaves_no_files(user_dir: Path, mmf_paths: MmfPaths) -> None:
     path = hostile_archives.write_zip(user_dir / "a.zip", dataset_files())
     hostile_archives.flip_byte(path, path.read_bytes().rindex(dataset_files()["hateful_memes/img/00016.png"]) + 20)
     with pytest.raises(ArchiveError, match=r"00016\.png"):
@@ -251,7 +253,7 @@ def test_invalid_row_is_named_with_archive_and_member(user_dir: Path, mmf_paths:
 
 
 @pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
-def test_existing_images_under_other_names_are_hinted(written: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_hint_names_existing_images_under_other_names(written: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     name = "hateful_memes/train.jsonl"
     files[name] = files[name].replace(b"img/00001.png", written.format("00001.png").encode())
@@ -261,7 +263,7 @@ def test_existing_images_under_other_names_are_hinted(written: str, user_dir: Pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_data_folder_behind_a_link_is_used(archive: Path, user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "elsewhere").mkdir()
     mmf_paths.data_dir.symlink_to(user_dir / "elsewhere")
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
@@ -280,7 +282,7 @@ def test_link_in_place_of_the_images_is_replaced_and_not_followed(
     assert list((user_dir / "private").iterdir()) == []
 
 
-def test_data_folder_that_cannot_be_created(archive: Path, mmf_paths: MmfPaths) -> None:
+def test_data_folder_that_cannot_be_created_is_an_error(archive: Path, mmf_paths: MmfPaths) -> None:
     mmf_paths.data_dir.write_bytes(b"a file")
     with pytest.raises(OSError):
         convert(archive, mmf_paths, ask=lambda: PASSWORD)
@@ -288,7 +290,7 @@ def test_data_folder_that_cannot_be_created(archive: Path, mmf_paths: MmfPaths) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
-def test_archive_that_is_removed_during_the_conversion(
+def test_archive_removed_during_conversion_is_converted(
     archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(self: Progress, amount: int) -> None:
@@ -296,15 +298,15 @@ def test_archive_that_is_removed_during_the_conversion(
             archive.unlink(missing_ok=True)
 
     monkeypatch.setattr(Progress, "advance", remove)
-    convert(archive, mmf_paths, ask=lambda: PASSWORD)  # which has it open
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)  # the conversion has the archive open
     assert not archive.exists()
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def seven_zip_of(path: Path, files: Files) -> None:
-    with py7zr.SevenZipFile(path, "w") as made:
+def write_seven_zip(path: Path, files: Files) -> None:
+    with py7zr.SevenZipFile(path, "w") as archive:
         for name, content in files.items():
-            made.writestr(content, name)
+            archive.writestr(content, name)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def seven_zip_of(path: Path, files: Files) -> None:
         hostile_archives.write_zip,
         lambda path, files: hostile_archives.write_zip(path, with_packed_images(files)),
         lambda path, files: path.write_bytes(tar_gz(files)),
-        seven_zip_of,
+        write_seven_zip,
     ],
     ids=["zip", "tar.gz in a zip", "tar.gz", "7z"],
 )
@@ -328,7 +330,7 @@ def test_archive_bomb_is_refused_before_any_file_is_written(
     assert read_tree(places.data_dir) == {}
 
 
-def test_disk_that_fills_up_during_the_conversion(
+def test_conversion_on_a_disk_that_fills_up_leaves_no_files(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = MmfPaths.resolve(small_disk, user_dir / "save")
@@ -354,7 +356,7 @@ def test_disk_that_fills_up_during_the_conversion(
     assert read_tree(places.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
+def test_data_folder_on_a_read_only_disk_is_an_error(archive: Path, small_disk: Path, user_dir: Path) -> None:
     places = MmfPaths.resolve(small_disk, user_dir / "save")
     remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:

@@ -17,7 +17,7 @@ IDS = ["8291", "42953", "12"]
 GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
 
 
-def checked(tmp_path: Path, content: str, excluded_ids: tuple[str, ...] = ()) -> list[str]:
+def find_problems(tmp_path: Path, content: str, excluded_ids: tuple[str, ...] = ()) -> list[str]:
     """Return the problems of a submission with this content."""
     path = tmp_path / "predictions.csv"
     path.write_bytes(content.encode())
@@ -42,7 +42,7 @@ def test_submission_written_by_mmfw_is_valid(tmp_path: Path) -> None:
     ids=["byte order mark", "Windows", "blank lines", "quotes", "zeros before the id"],
 )
 def test_submission_variants_of_other_programs_are_valid(tmp_path: Path, content: str) -> None:
-    assert checked(tmp_path, content) == []
+    assert find_problems(tmp_path, content) == []
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_submission_variants_of_other_programs_are_valid(tmp_path: Path, content
     ],
 )
 def test_problem_is_reported_with_its_place(tmp_path: Path, old: str, new: str, problem: str) -> None:
-    assert problem in checked(tmp_path, GOOD.replace(old, new))
+    assert problem in find_problems(tmp_path, GOOD.replace(old, new))
 
 
 @pytest.mark.parametrize("content", ["", "8291,0.25,0\n", GOOD.replace("id,", "id, "), GOOD.replace(",", ";")])
 def test_wrong_header_is_the_only_reported_problem(tmp_path: Path, content: str) -> None:
-    [problem] = checked(tmp_path, content)
+    [problem] = find_problems(tmp_path, content)
     assert problem.startswith("the first line must be id,proba,label")
 
 
@@ -82,7 +82,7 @@ def test_missing_or_unreadable_submission_is_an_error(tmp_path: Path, content: b
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:
-    assert checked(tmp_path, "id,proba,label\n8291,nan,0\n8291,0.5,0\nx,2,7\n99,0.1,1,\n") == [
+    assert find_problems(tmp_path, "id,proba,label\n8291,nan,0\n8291,0.5,0\nx,2,7\n99,0.1,1,\n") == [
         "lines whose proba is not a number from 0 to 1 (2): 2, 4",
         "lines whose label is neither 0 nor 1 (1): 4",
         "lines with too many values (1): 5",
@@ -94,7 +94,7 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
 
 def test_many_problems_of_one_kind_are_one_line(tmp_path: Path) -> None:
     rows = "".join(f"{id_},2,0\n" for id_ in range(10_000))
-    assert "lines whose proba is not a number from 0 to 1 (10000): 2, 3, 4 …" in checked(
+    assert "lines whose proba is not a number from 0 to 1 (10000): 2, 3, 4 …" in find_problems(
         tmp_path, f"id,proba,label\n{rows}"
     )
 
@@ -111,18 +111,18 @@ def test_many_problems_of_one_kind_are_one_line(tmp_path: Path) -> None:
     ids=["full", "without what was left out", "without one of them", "with a stranger", "twice"],
 )
 def test_ids_excluded_at_conversion_are_required(tmp_path: Path, rows: str, problems: list[str]) -> None:
-    assert checked(tmp_path, GOOD + rows, ("77", "5")) == problems
+    assert find_problems(tmp_path, GOOD + rows, ("77", "5")) == problems
 
 
 def test_order_is_checked_without_excluded_ids(tmp_path: Path) -> None:
     head, *rows = GOOD.splitlines(keepends=True)
     mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
-    assert checked(tmp_path, "".join([head, *mixed]), ("77", "5")) == []
-    assert checked(tmp_path, "".join([head, *reversed(mixed)]), ("77", "5")) == [prediction_file.WRONG_ORDER]
+    assert find_problems(tmp_path, "".join([head, *mixed]), ("77", "5")) == []
+    assert find_problems(tmp_path, "".join([head, *reversed(mixed)]), ("77", "5")) == [prediction_file.WRONG_ORDER]
 
 
-def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
-    world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
+def test_prediction_of_a_split_without_memes_is_refused(tmp_path: Path) -> None:
+    world = report_world.make(tmp_path, groups=0)  # no images are drawn, so Pillow is not needed
     world.write_annotations([], "nobody")
     member = evaluation.RunCheckpoint(world.add_run(), tmp_path / "best.ckpt")
     member.checkpoint.touch()

@@ -36,7 +36,7 @@ def table(names: list[str], **columns: list[Any]) -> bytes:
     return written.encode()
 
 
-def own_set() -> Files:
+def make_user_dataset() -> Files:
     """Return three splits, with images of several types in several folders."""
     images = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF", "top.bmp", "img/last.tiff"]
     return {
@@ -48,7 +48,7 @@ def own_set() -> Files:
 
 
 def test_csv_named_jsonl_is_converted_after_renaming_as_hinted(user_dir: Path, mmf_paths: MmfPaths) -> None:
-    source = write_tree(own_set(), user_dir / "mine")
+    source = write_tree(make_user_dataset(), user_dir / "mine")
     (source / "train.csv").rename(source / "train.jsonl")
     with pytest.raises(DatasetError, match="CSV") as caught:
         convert(source, mmf_paths)
@@ -57,20 +57,20 @@ def test_csv_named_jsonl_is_converted_after_renaming_as_hinted(user_dir: Path, m
     assert convert(source, mmf_paths).splits["train"].rows == 3
 
 
-def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
+def read_rows(places: MmfPaths, split: str) -> list[AnnotationRow]:
     """Return the rows of a converted split."""
     return read_annotations(places.dataset.annotation_file(split))
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
 def test_user_dataset_is_converted_to_mmfs_layout(as_folder: bool, user_dir: Path, mmf_paths: MmfPaths) -> None:
-    files = {f"my set/{name}": content for name, content in own_set().items()}
+    files = {f"my set/{name}": content for name, content in make_user_dataset().items()}
     source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
     result = convert(source, mmf_paths)
     summary = result.splits["train"]
     assert (summary.rows, summary.hateful, summary.benign, summary.missing) == (3, 2, 1, 0)
     assert (result.images, result.extra_images, result.shared_ids) == (5, 0, {})
-    train, dev, test = (rows_of(mmf_paths, split) for split in ("train", "dev", "test"))
+    train, dev, test = (read_rows(mmf_paths, split) for split in ("train", "dev", "test"))
     assert [(row.img, row.custom_id, row.label) for row in (*train, *dev, *test)] == [
         ("img/photos/cat.jpg", "a", 1),
         ("img/photos/сова.webp", "b", 0),
@@ -94,15 +94,15 @@ def test_integer_ids_are_kept_and_not_reused(user_dir: Path, mmf_paths: MmfPaths
         **{f"{name}.png": image(ord(name)) for name in "abc"},
     }
     result = convert(write_tree(files, user_dir / "a"), mmf_paths)
-    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "train")] == [(7, None), (12, None)]
-    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "dev")] == [(13, "x"), (14, "8")]
-    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "test")] == [(13, "x")]
-    assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
+    assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "train")] == [(7, None), (12, None)]
+    assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "dev")] == [(13, "x"), (14, "8")]
+    assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "test")] == [(13, "x")]
+    assert result.shared_ids == {"dev & test": 1}, "the same custom ID gets the same number in each split"
 
 
 def test_ids_without_room_for_generated_ids_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
-    largest = own_set() | {"train.csv": table(names, id=[1, 2, MAX_ID], label=[1, 0, 1])}
+    largest = make_user_dataset() | {"train.csv": table(names, id=[1, 2, MAX_ID], label=[1, 0, 1])}
     source = write_tree(largest, user_dir / "mine")
     with pytest.raises(DatasetError, match="at most") as caught:
         convert(source, mmf_paths)
@@ -115,9 +115,9 @@ def test_csv_and_json_lines_may_be_mixed(user_dir: Path, mmf_paths: MmfPaths) ->
     files["dev.csv"] = table(["img/00007.png"], id=["x"], label=[1])
     del files["dev.jsonl"]
     convert(write_tree(files, user_dir / "a"), mmf_paths)
-    (row,) = rows_of(mmf_paths, "dev")
+    (row,) = read_rows(mmf_paths, "dev")
     assert (row.id, row.custom_id, row.img) == (13, "x", "img/00007.png")
-    assert len(rows_of(mmf_paths, "train")) == 6
+    assert len(read_rows(mmf_paths, "train")) == 6
 
 
 def test_csv_is_ignored_if_the_split_exists_as_json_lines(
@@ -125,7 +125,7 @@ def test_csv_is_ignored_if_the_split_exists_as_json_lines(
 ) -> None:
     files = dataset_files(PHASE_1_SPLITS, top="") | {"train.csv": b"predictions"}
     convert(write_tree(files, user_dir / "a"), mmf_paths)
-    assert len(rows_of(mmf_paths, "train")) == 6
+    assert len(read_rows(mmf_paths, "train")) == 6
     assert "train.csv, because the same split exists as .jsonl" in caplog.text
 
 
@@ -138,7 +138,7 @@ def test_images_may_be_next_to_the_folder_of_the_tables(packed: bool, user_dir: 
     images = {"img/a.png": image(1), "img/b.png": image(2)}
     files |= {"img.tar.gz": tar_gz(images)} if packed else images
     convert(write_tree(files, user_dir / "a"), mmf_paths)
-    rows = rows_of(mmf_paths, "train") + rows_of(mmf_paths, "dev")
+    rows = read_rows(mmf_paths, "train") + read_rows(mmf_paths, "dev")
     assert [row.img for row in rows] == ["img/a.png", "img/b.png"]
     assert (mmf_paths.dataset.images / "img/b.png").read_bytes() == image(2)
 
@@ -159,7 +159,7 @@ def test_missing_images_are_named_or_excluded(user_dir: Path, mmf_paths: MmfPath
         convert(source, mmf_paths)
     assert not mmf_paths.dataset.annotations.exists()
     convert(source, mmf_paths, allow_missing=True)
-    assert [row.custom_id for row in rows_of(mmf_paths, "train")] == ["x", "z"]
+    assert [row.custom_id for row in read_rows(mmf_paths, "train")] == ["x", "z"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_tables_without_images_are_refused(user_dir: Path, mmf_paths: MmfPaths) 
         convert(source, mmf_paths, allow_missing=True)
 
 
-# --- a split that the user has put beside the others -------------------------------------------------------
+# --- user splits next to the published splits --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["mine", "test"])
@@ -259,7 +259,7 @@ def test_images_named_by_another_path_are_counted_once(user_dir: Path, mmf_paths
     files |= {"photos/img/a.png": image(1), "photos/img/b.png": image(2), "photos/img/c.png": image(3)}
     result = convert(write_tree(files, user_dir / "a"), mmf_paths)
     assert (result.images, result.extra_images) == (3, 1)
-    assert rows_of(mmf_paths, "train")[0].img == "img/photos/img/a.png"
+    assert read_rows(mmf_paths, "train")[0].img == "img/photos/img/a.png"
     assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 

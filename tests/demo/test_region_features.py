@@ -59,11 +59,11 @@ def test_regions_are_the_image_and_its_quarters() -> None:
     record = make_feature_record("00001", half_red_half_blue())
     assert record["bbox"][0].tolist() == [0, 0, 60, 40]
     assert record["bbox"][4].tolist() == [30, 20, 60, 40]
-    whole, upper_left, upper_right, lower_left, lower_right = record["features"]
+    image, upper_left, upper_right, lower_left, lower_right = record["features"]
     assert np.array_equal(upper_left, upper_right)
     assert np.array_equal(lower_left, lower_right)
     assert upper_left @ lower_left == 0
-    assert set(np.flatnonzero(whole)) == set(np.flatnonzero(upper_left + lower_left))
+    assert set(np.flatnonzero(image)) == set(np.flatnonzero(upper_left + lower_left))
     assert np.linalg.norm(record["features"], axis=1) == pytest.approx(np.full(5, 40.0))
 
 

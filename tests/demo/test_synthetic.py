@@ -15,7 +15,7 @@ from mmf_win.demo import synthetic
 from mmf_win.demo.synthetic import Meme, archive_members, generate_memes
 
 
-def test_memes_depend_on_the_seed_only() -> None:
+def test_memes_depend_only_on_the_seed() -> None:
     assert generate_memes(7) == generate_memes(7) != generate_memes(8)
 
 
@@ -59,9 +59,9 @@ def test_words_and_picture_together_decide_all_labels_but_one_in_ten() -> None:
 def test_captions_and_pictures_are_unique_across_splits() -> None:
     seen: set[Any] = set()
     for memes in generate_memes(1).values():
-        mine = {meme.text for meme in memes} | {meme.picture for meme in memes}
-        assert not mine & seen
-        seen |= mine
+        parts = {meme.text for meme in memes} | {meme.picture for meme in memes}
+        assert not parts & seen
+        seen |= parts
 
 
 @pytest.mark.torch
@@ -76,7 +76,7 @@ def test_images_are_reproducible_png_files_of_varied_sizes() -> None:
 
 
 @pytest.mark.torch
-def test_the_archive_has_the_form_of_the_release() -> None:
+def test_archive_has_the_layout_of_the_release() -> None:
     splits = {split: memes[:4] for split, memes in generate_memes(1).items()}
     files = dict(archive_members(splits))
     for split, memes in splits.items():

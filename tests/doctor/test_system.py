@@ -24,7 +24,7 @@ from tests.worlds.fake_nvml import FakeNvml
 ROCM = TorchBuild(None, rocm="6.2.41134-65d174c3e")
 
 
-def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
+def test_machine_survey_has_processors_memory_and_gpus_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, mmf_paths: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
@@ -63,7 +63,7 @@ def test_disabled_setting_has_a_hint_that_enables_it(
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
-def test_the_settings_of_this_windows_are_found() -> None:
+def test_settings_of_a_real_windows_are_read() -> None:
     settings = {setting["name"]: setting["value"] for setting in survey_windows_settings()}
     assert set(settings) == {"long paths", "developer mode", "code page"}
     assert {settings["long paths"], settings["developer mode"]} <= {"on", "off"}

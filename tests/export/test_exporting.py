@@ -104,18 +104,18 @@ def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
 def test_matching_model_is_kept_with_its_comparison(export: Exporter) -> None:
     rows = export.models.rows
     export.models.apart = {(0, rows[2].id): 5e-5, (3, rows[5].id): -8e-5}
-    about = export()
-    assert about["parity"]["largest_difference"] == pytest.approx(8e-5)
-    assert (about["parity"]["split"], about["parity"]["rows"]) == (SPLIT, len(rows))
+    description = export()
+    assert description["parity"]["largest_difference"] == pytest.approx(8e-5)
+    assert (description["parity"]["split"], description["parity"]["rows"]) == (SPLIT, len(rows))
     assert sorted(export.models.batches) == [(1, 32), (3, 32), (8, 32)]
     assert sorted(path.name for path in export.output.iterdir()) == ["model.json", "model.onnx", "run.py"]
-    assert read_json(export.output / "model.json") == about
-    assert about["auroc"]["difference"] == 0
+    assert read_json(export.output / "model.json") == description
+    assert description["auroc"]["difference"] == 0
 
 
 @pytest.mark.parametrize("batch", [8, 1, 3])
 @pytest.mark.parametrize("apart", [0.01, -0.01])
-def test_a_row_with_another_probability_is_named_and_nothing_is_written(
+def test_row_with_a_different_probability_is_named_and_nothing_is_written(
     export: Exporter, batch: int, apart: float
 ) -> None:
     row = export.models.rows[3]
@@ -131,9 +131,9 @@ def test_int8_weights_with_too_large_auroc_drop_are_not_written(export: Exporter
     with pytest.raises(CheckFailedError, match=f"the AUROC on {SPLIT} drops from 1.0000 to 0.0000"):
         export(int8=True)
     assert export.is_gone()
-    about = export(int8=True, max_loss=1.0)
-    assert (about["int8"]["before"]["bytes"], about["int8"]["after"]["bytes"]) == (12, 6)
-    assert about["int8"]["largest_difference"] == 0.5 and about["int8"]["auroc"]["difference"] == -1
+    description = export(int8=True, max_loss=1.0)
+    assert (description["int8"]["before"]["bytes"], description["int8"]["after"]["bytes"]) == (12, 6)
+    assert description["int8"]["largest_difference"] == 0.5 and description["int8"]["auroc"]["difference"] == -1
     assert (export.output / "model.onnx").read_bytes() == b"8 bits"
 
 

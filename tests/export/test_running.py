@@ -24,7 +24,7 @@ def write_model(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"none")
 
 
-def test_a_damaged_model_is_named(tmp_path: Path) -> None:
+def test_damaged_model_is_named(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
     with pytest.raises(MmfEnvironmentError, match="^" + str(tmp_path / "model.json").replace("\\", ".")):
         exported_model.run_model(tmp_path, ROWS, tmp_path)
@@ -36,7 +36,7 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
 
 
-def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numpy")
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('DLL load failed')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -57,7 +57,7 @@ def test_dead_process_is_distinguished_from_unusable_model(
         exported_model.run_model(tmp_path, ROWS, tmp_path)
 
 
-def test_an_image_that_cannot_be_read_is_named_without_its_row() -> None:
+def test_unreadable_image_is_named_without_its_row() -> None:
     pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
     pytest.importorskip("tokenizers", reason="could not import tokenizers")
     from mmf_win.export.run import UnusableInputError, read_file

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DatasetError
-from tests.features.test_safe_pickle import Made
+from tests.features.test_safe_pickle import UnusualObject
 from tests.worlds import feature_files, hostile_archives
 from tests.worlds.tools import LazyModule, requires_package
 
@@ -115,7 +115,7 @@ def test_grid_of_the_resnet_script_is_read(user_dir: Path) -> None:
 def test_pickle_with_code_is_rejected_and_named(name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user_dir)
     feature_files.write_pair(user_dir, "00001")
-    runs_code = Made(os.mkdir, ("pwned",))
+    runs_code = UnusualObject(os.mkdir, ("pwned",))
     save_object(user_dir / name, {"features": runs_code, "bbox": runs_code})
     with pytest.raises(DatasetError, match=r"mkdir|allow_pickle") as raised:
         read(user_dir)

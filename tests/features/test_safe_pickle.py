@@ -26,7 +26,7 @@ _OTHERWISE = {
 }
 
 
-class Made:
+class UnusualObject:
     """Object whose pickle contains a call that numpy does not write."""
 
     def __init__(self, *parts: Any) -> None:
@@ -36,7 +36,7 @@ class Made:
         return self.parts
 
 
-_STARVED = """
+_READ_WITH_LITTLE_MEMORY = """
 import mmap, pickle, resource, sys
 from pathlib import Path
 import numpy as np
@@ -70,7 +70,7 @@ limited(200 << 20, lambda: lmdb_file.main(folder / "a.lmdb", "records"))
 limited(250 << 20, lambda: builder.main(folder / "a.lmdb", folder))
 """
 
-_OF_OBJECTS = Made(np.dtype, ("O",))
+_OBJECT_DTYPE = UnusualObject(np.dtype, ("O",))
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ _OF_OBJECTS = Made(np.dtype, ("O",))
 )
 def test_dtype_that_would_dereference_numbers_is_rejected(name: str, state: tuple[Any, ...]) -> None:
     with pytest.raises(UnsafePickleError, match="the dtype"):
-        load_pickle(pickle.dumps({"features": Made(np.dtype, (name, False, True), state)}))
+        load_pickle(pickle.dumps({"features": UnusualObject(np.dtype, (name, False, True), state)}))
 
 
 @pytest.mark.parametrize(
-    "made",
+    "array",
     [
-        Made(np.ndarray, ((1,), _OF_OBJECTS, bytes(range(8)))),
-        Made(np.ndarray, ((1,), Made(np.dtype, ([("a", "O")],)), bytes(range(8)))),
-        Made(np.ndarray, ((1,), Made(np.dtype, ("T",)), bytes(range(16)))),
-        Made(np.dtype, ("O,O",)),
-        Made(np.dtype, ({"names": ["a"], "formats": ["O"]},)),
-        Made(np.ones(1).__reduce_ex__(5)[0], (bytes(range(8)), _OF_OBJECTS, (1,), "C")),
+        UnusualObject(np.ndarray, ((1,), _OBJECT_DTYPE, bytes(range(8)))),
+        UnusualObject(np.ndarray, ((1,), UnusualObject(np.dtype, ([("a", "O")],)), bytes(range(8)))),
+        UnusualObject(np.ndarray, ((1,), UnusualObject(np.dtype, ("T",)), bytes(range(16)))),
+        UnusualObject(np.dtype, ("O,O",)),
+        UnusualObject(np.dtype, ({"names": ["a"], "formats": ["O"]},)),
+        UnusualObject(np.ones(1).__reduce_ex__(5)[0], (bytes(range(8)), _OBJECT_DTYPE, (1,), "C")),
     ],
 )
-def test_array_of_addresses_is_never_created(made: Made) -> None:
+def test_array_of_addresses_is_never_created(array: UnusualObject) -> None:
     with pytest.raises(UnsafePickleError):
-        load_pickle(pickle.dumps({"features": made}))
+        load_pickle(pickle.dumps({"features": array}))
 
 
 def test_only_arrays_and_dtypes_get_a_state() -> None:
@@ -104,7 +104,7 @@ def test_only_arrays_and_dtypes_get_a_state() -> None:
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[pickles.PickleReader]:
-    """Another process, which a pickle may crash."""
+    """Start another process, which a pickle may crash."""
     reader = pickles.PickleReader()
     yield reader
     reader.close()
@@ -167,7 +167,9 @@ def test_arrays_with_other_dtypes_are_rejected(kind: str, tmp_path: Any) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memory limits, which Windows does not have")
 def test_lack_of_memory_is_reported_as_such(user_dir: Path) -> None:
     pytest.importorskip("lmdb")
-    child = subprocess.run([sys.executable, "-c", _STARVED, str(user_dir)], capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", _READ_WITH_LITTLE_MEMORY, str(user_dir)], capture_output=True, text=True
+    )
     lines = child.stdout.splitlines()
     assert (lines[:3], child.returncode) == (["MemoryError"] * 3, 0), child.stderr
     assert [json.loads(line)["kind"] for line in lines[3:]] == ["ResourceError"] * 3

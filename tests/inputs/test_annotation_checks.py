@@ -24,7 +24,7 @@ def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
 
 
 def find_results(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
-    """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
+    """Return the results of each check for a dataset with these splits, in which image 20 is a copy of image 1."""
     files = {f"{split}.jsonl": jsonl(result) for split, result in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
     convert(write_tree(files | images, source), places, allow_missing=True)
@@ -71,12 +71,10 @@ def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_pat
     checks = {
         each.check for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, kept)}))
     }
-    assert "validation" in checks, "of what --allow-missing leaves"
+    assert "validation" in checks, "only rows kept by --allow-missing are checked"
 
 
-def test_text_or_image_may_repeat_across_splits_but_a_meme_only_if_published_so(
-    mmf_paths: MmfPaths, tmp_path: Path
-) -> None:
+def test_shared_texts_images_and_published_shared_memes_are_accepted(mmf_paths: MmfPaths, tmp_path: Path) -> None:
     results = find_results(
         mmf_paths,
         tmp_path / "memes",
@@ -90,7 +88,9 @@ def test_text_or_image_may_repeat_across_splits_but_a_meme_only_if_published_so(
     both = {"train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"], "val": "annotations/dev_unseen.jsonl"}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
     leaks = [each.text for each in check_annotations(mmf_paths.dataset, config) if each.check == "splits"]
-    assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
+    assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], (
+        "an overlap is reported if one of the splits is trained on"
+    )
 
 
 def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) -> None:
@@ -104,26 +104,26 @@ def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) 
     ):
         shutil.copyfile(train, copy)
 
-    def texts_of(train: str, val: object) -> list[str]:
+    def list_texts(train: str, val: object) -> list[str]:
         config = {"data_dir": str(mmf_paths.dataset.root), "annotations": {"train": train, "val": str(val)}}
         return [each.text for each in check_annotations(mmf_paths.dataset, config)]
 
-    *balance, no_leak = texts_of("annotations/train.jsonl", "annotations/dev.jsonl")
+    *balance, no_leak = list_texts("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
     assert no_leak == "no shared memes: train, dev", "other splits are not compared"
     for val in (user_file, train):
-        *balance, leak = texts_of("annotations/../annotations/train.jsonl", val)
+        *balance, leak = list_texts("annotations/../annotations/train.jsonl", val)
         assert len(balance) == 2
         assert leak == f"memes in both train and {val}: 4 (1, 2, 3 …)"
     under_a_published_name = user_file.with_name("dev.jsonl")
     shutil.copyfile(mmf_paths.dataset.annotation_file("dev"), under_a_published_name)
-    assert texts_of(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
+    assert list_texts(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
         f"memes in both {under_a_published_name} and dev: 2 (5, 6)"
     ]
 
 
 def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(mmf_paths: MmfPaths, tmp_path: Path) -> None:
-    copied = rows(20, text="text 1")  # another name, the same image and text
+    copied = rows(20, text="text 1")  # same image and text under another name
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
     (warning,) = find_results(mmf_paths, tmp_path / "memes", **splits)["splits"]
     assert warning == CheckResult(
@@ -136,7 +136,7 @@ def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(mmf_paths: M
     shutil.rmtree(mmf_paths.dataset.images)  # no image is read
     mmf_paths.dataset.annotation_file("test_unseen").write_text(
         "{", encoding="utf-8"
-    )  # which keeps nobody from training
+    )  # splits that are not trained on are not read
     assert warning in check_annotations(mmf_paths.dataset, config)
     (mmf_paths.dataset.root / MANIFEST_NAME).unlink()
     assert warning not in check_annotations(mmf_paths.dataset, config)

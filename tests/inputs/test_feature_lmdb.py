@@ -143,13 +143,13 @@ from mmf_win.paths import MmfPaths
 from mmf_win.unpacking import staging
 
 def die(*words, **options):
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every kill is a hard one
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows, SIGTERM kills too
 
 when, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 if when == "building":
     read = builder.read_record
     builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
-    def answer_of(module, *words):  # in this process, so that both die together
+    def answer_of(module, *words):  # runs in this process, so the kill ends both
         builder.main(*words)
     feature_lmdb.run_lmdb_helper = answer_of
 if when == "built":
@@ -272,7 +272,7 @@ def test_rows_with_features_are_counted_per_split(
     rows = {s: [{"id": n, "img": i, "text": ""} for n, i in enumerate(names)] for s, names in images.items()}
     write_tree({f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, mmf_paths.dataset.annotations)
     folder = feature_files.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
-    feature_files.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
+    feature_files.write_pair(folder / "sub", "00003")  # MMF looks only for the file name, without folders
     assert add_to_lmdb(folder)["splits"] == {
         "train": {"rows": 3, "with_features": 3},
         "dev": {"rows": 1, "with_features": 0},
@@ -289,16 +289,16 @@ def test_rows_with_features_are_counted_per_split(
         ),
         (["img/a/1.png", "img/b/1.png", "img/2.png", "img/2.png"], ["1", "2"], {"img/b/1.png": "1"}),
     ],
-    ids=["a number at the end of another's name", "one name in two folders"],
+    ids=["number at the end of another name", "same name in two folders"],
 )
-def test_an_image_that_would_get_the_features_of_another_is_known(
+def test_image_that_would_get_features_of_another_is_reported(
     images: list[str], keys: list[str], expected: dict[str, str]
 ) -> None:
     rows = [AnnotationRow(n, name, "", None, n) for n, name in enumerate(images)]
     assert find_mismatched_features(rows, keys) == expected
 
 
-def test_a_broken_annotation_file_is_named_before_anything_is_written(
+def test_damaged_annotation_file_is_named_before_anything_is_written(
     user_dir: Path, mmf_paths: MmfPaths, lmdb: Path, add_to_lmdb: AddFeatures
 ) -> None:
     write_tree({"train.jsonl": b"{"}, mmf_paths.dataset.annotations)

@@ -25,7 +25,7 @@ BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"we
 
 AGAINST = "the hash in its name"
 
-# Its library reads the address of the Hub when it is imported.
+# huggingface_hub reads the address of the Hub when it is imported.
 CODE = """
 import json, os, sys
 from pathlib import Path
@@ -125,7 +125,9 @@ def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(
     done = hub.fetch("clip", named)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["intact", "the published SHA-256", sorted(BERT)]
-    assert not (hub.snapshot.parents[1] / "refs").exists(), "what others call the newest version stays"
+    assert not (hub.snapshot.parents[1] / "refs").exists(), (
+        "no revision must be recorded as the newest for other programs"
+    )
 
     hub.published[named] = (["model.safetensors"], "0" * 64)
     done = hub.fetch("clip", named)
@@ -135,7 +137,9 @@ def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(
     shutil.rmtree(hub.folder / "hf")
     del hub.server.files[f"owner/tiny/resolve/{COMMIT}/model.safetensors"]
     done = hub.fetch("clip", named)
-    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, "no pickle is taken instead"
+    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, (
+        "a pickle must not be used instead"
+    )
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -152,7 +156,7 @@ def test_only_the_damaged_file_is_downloaded_again(hub: Hub, links: bool) -> Non
     assert links or not (hub.snapshot / "vocab.txt").is_symlink()
 
 
-def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
+def test_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
     assert hub.fetch().returncode == 0
 
     def mmfw(command: str) -> int:
@@ -176,7 +180,7 @@ def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
     ],
 )
 def test_files_missing_on_the_hub_are_reported(hub: Hub, missing: str | None, message: str) -> None:
-    if missing is None:  # it does not answer as the Hub does
+    if missing is None:  # the server does not answer like the Hub
         hub.server.headers = {}
         hub.server.files.clear()
     else:

@@ -80,7 +80,7 @@ def test_weights_without_an_archive_are_verified_by_their_own_checksums(mmf_path
     assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "hashes recorded at first use")
 
 
-def test_user_file_may_be_replaced_by_its_owner(
+def test_replaced_user_file_is_recorded_again_and_logged(
     mmf_paths: MmfPaths, bert: InputFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bert.verify().state == "recorded"
@@ -108,7 +108,7 @@ def test_changed_content_with_the_same_modification_time_is_damage(mmf_paths: Mm
         assert "different content, same modification time" in status.problems[0]
 
 
-def test_an_untouched_file_is_not_read_again(
+def test_untouched_file_is_not_read_again(
     mmf_paths: MmfPaths, bert: InputFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in bert.files():

@@ -122,7 +122,7 @@ def test_features_from_a_users_archive_are_repaired_only_from_it(
     extract_features(archive, zoo.mmf_paths, version="1.0")
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     need = zoo.features if in_zoo else replace(zoo.features, entry=None)
-    assert fetch(zoo, need)[0].state == "intact", "from where the archive lay when it was extracted"
+    assert fetch(zoo, need)[0].state == "intact", "the archive is read from its path at extraction"
 
     hostile_archives.truncate_file(lmdb_data_file(zoo))
     moved = archive.rename(user_dir / "moved.tar.gz")

@@ -197,7 +197,7 @@ def test_missing_images_matter_if_images_are_read(dataset: Dataset, tmp_path: Pa
     with pytest.raises(DatasetError, match=f"images are missing: train 1 of 6 .{first.img}."):
         dataset.check(regions=False)
     dataset.features_without()
-    inputs = dataset.check("train", "val", "test")  # regions are read, and not images
+    inputs = dataset.check("train", "val", "test")  # only regions are read, not images
     assert inputs.write_filtered_annotations(tmp_path) == {}
 
 
@@ -226,7 +226,7 @@ def test_truncated_features_without_a_manifest_are_detected(dataset: Dataset, sh
         dataset.check()
     assert str(raised.value).startswith(f"{dataset.lmdb}: damaged")
     assert "mmfw features add FOLDER" in str(raised.value.hint)
-    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they have a manifest"
+    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "verification must not write a manifest"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_model_that_cannot_be_fetched_is_reported_with_a_hint_for_another_source
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")  # whoever asks a network fails otherwise
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # an attempt to use the network fails with another error
     with pytest.raises(MmfEnvironmentError, match="downloads are disabled") as raised:
         dataset.check(model=MODELS[library], offline=True, hint_arguments=["mine"])
     assert "mmfw features fetch --source FOLDER mine" in str(raised.value.hint)
@@ -358,7 +358,7 @@ def test_converted_dataset_is_verified_against_its_manifest(dataset: Dataset) ->
         dataset.check(regions=False)
     assert "mmfw repair dataset" in str(raised.value.hint)
     dataset.features_without()
-    dataset.check()  # images are not read then
+    dataset.check()  # images are not read with region features
     lines = (
         dataset.places.dataset.annotation_file("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
     )

@@ -30,19 +30,19 @@ DAY = 86_400 * SECOND
 
 @pytest.fixture
 def folder(user_dir: Path) -> Path:
-    """Folder without a manifest whose files were last changed long ago."""
+    """Return a folder without a manifest whose files were last changed long ago."""
     return set_mtimes(write_tree(FILES, user_dir / "files"), LONG_AGO)
 
 
 @pytest.fixture
 def recorded(folder: Path) -> Manifest:
-    """Manifest of these files."""
+    """Return the manifest of these files."""
     return record_hashes(folder, FILES)
 
 
 @pytest.fixture
 def read(recorded: Manifest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the files that :func:`find_damage` read after they were recorded."""
+    """Return the paths of the files that :func:`find_damage` read after they were recorded."""
     names: list[str] = []
 
     def record_and_hash(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[object]:

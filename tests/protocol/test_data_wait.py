@@ -17,7 +17,7 @@ ON_GPU = DataWaitStats(waited=0.41, update=1.0, workers=0, threads=1, processors
         ({}, 1),  # makes a batch in 0.41 s, while the GPU takes 0.59 s
         ({"waited": 0.8, "making": 0.8, "cpu": 0.8}, 4),
         ({"waited": 0.41, "making": 1.2, "cpu": 1.2}, 2),  # mostly while the GPU works
-        ({"waited": 0.41, "workers": 2, "cpu": None}, 4),  # both make batches all the time: 2 s each
+        ({"waited": 0.41, "workers": 2, "cpu": None}, 4),  # both workers load batches all the time: 2 s per batch
         ({"waited": 0.41, "workers": 7, "cpu": None}, None),  # no other CPU is available
         ({"waited": 0.09, "making": 0.09, "cpu": 0.09}, None),  # less than a tenth can be gained
         ({"processors": 2}, 1),

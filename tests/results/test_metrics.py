@@ -43,12 +43,12 @@ def test_metrics_match_values_computed_by_hand() -> None:
     """
     scores = metrics.compute_metrics([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
     assert (scores["auroc"].value, scores["auroc"].low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
-    assert scores["auroc"].high == 1, "no AUROC is above 1"
+    assert scores["auroc"].high == 1, "the upper bound is at most 1"
     assert scores["accuracy"].value == 0.75
     assert scores["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
     assert scores["f1"].value == pytest.approx(2 / 3)
     assert scores["brier"].value == pytest.approx((0.01 + 0.16 + 0.4225 + 0.04) / 4)
-    # Of the bins of 1/15, only the one that ends at 0.4 holds two rows: 0.35, which is hateful, and 0.4.
+    # Only the bin that ends at 0.4 (width 1/15) has two rows: 0.35, which is hateful, and 0.4.
     assert scores["calibration_error"].value == pytest.approx((0.1 + (0.65 - 0.4) + 0.2) / 4)
 
 
@@ -131,7 +131,7 @@ def test_auroc_intervals_and_differences_follow_delong(digits: int | None) -> No
     ],
     ids=["perfect", "reversed", "all equal", "one hateful meme", "two memes"],
 )
-def test_an_auroc_without_a_variance_has_no_interval(labels: list[int], probas: list[float]) -> None:
+def test_auroc_without_variance_has_no_interval(labels: list[int], probas: list[float]) -> None:
     score = auroc(labels, probas)
     assert score.value == pytest.approx(sklearn.roc_auc_score(labels, probas))
     assert score.low is None and score.high is None
@@ -169,22 +169,22 @@ def test_auroc_difference_of_equal_and_of_random_predictions() -> None:
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]).value is None
 
 
-def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> ScoredSplit:
+def make_predictions(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> ScoredSplit:
     """Return predictions without a file."""
     memes = tuple(ScoredMeme(row, proba, 0) for row, proba in zip(rows, probas, strict=True))
     return ScoredSplit(Path("a.csv"), "test", Path("test.jsonl"), "", memes, {"ensemble": kind}, Coverage("test", 1))
 
 
-def scored(labels: Sequence[int | None]) -> dict[str, Any]:
+def make_score_record(labels: Sequence[int | None]) -> dict[str, Any]:
     """Return the record of predictions that rise from row to row."""
     rows = [AnnotationRow(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
-    record = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).score_record
-    assert json.loads(json.dumps(record, allow_nan=False)) == record, "a NaN is no JSON"
+    record = make_predictions(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).score_record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record, "JSON has no NaN"
     return record
 
 
 def test_auroc_and_accuracy_have_intervals_around_them() -> None:
-    record = scored([n % 3 % 2 for n in range(10_000)])
+    record = make_score_record([n % 3 % 2 for n in range(10_000)])
     assert (record["rows"], record["hateful"]) == (10_000, 3333)
     assert set(record["intervals"]) == {"auroc", "accuracy"}
     for name, (low, high) in record["intervals"].items():
@@ -193,7 +193,7 @@ def test_auroc_and_accuracy_have_intervals_around_them() -> None:
 
 def test_ranks_have_no_brier_score_or_calibration_error() -> None:
     rows = [AnnotationRow(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
-    of_rank, of_mean = (predicted(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
+    of_rank, of_mean = (make_predictions(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
     undefined = {name for name in saved_metrics.METRIC_TITLES if of_rank[name].value is None}
     assert undefined == {"brier", "calibration_error"}
     assert of_rank["auroc"] == of_mean["auroc"]
@@ -201,7 +201,7 @@ def test_ranks_have_no_brier_score_or_calibration_error() -> None:
 
 @pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])
 def test_partially_labelled_rows_have_no_scores(labels: list[int | None]) -> None:
-    record = scored(labels)
+    record = make_score_record(labels)
     assert record["rows"] == len(labels)
     assert record["hateful"] is None and record["intervals"] == {}
     assert all(record[name] is None for name in saved_metrics.METRIC_TITLES)

@@ -23,7 +23,7 @@ def world(tmp_path: Path) -> ReportWorld:
     return ReportWorld(tmp_path / "data", tmp_path / "сохранено")
 
 
-def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: ReportWorld) -> None:
+def test_run_without_a_page_names_the_command_and_later_shows_the_page(world: ReportWorld) -> None:
     run = world.add_run()
     assert find_run(save_dir=world.save) == find_run("mmbt_grid", str(world.save)) == run
     text = run._repr_html_()

@@ -55,8 +55,8 @@ def test_each_split_is_read_once_and_each_submission_written_once(
 
     def read_text(path: Path, shown: str, of: Any = annotations.read_text_and_sha256) -> tuple[str, str]:
         read.append(path.stem)
-        found: tuple[str, str] = of(path, shown)
-        return found
+        ids: tuple[str, str] = of(path, shown)
+        return ids
 
     def write(csv: Path, rows: Any) -> None:
         written.append(csv.name)

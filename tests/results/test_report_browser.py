@@ -90,7 +90,7 @@ def test_ids_are_unique_and_references_resolve(page: Open) -> None:
     assert used and {name.lstrip("#") for name in used} <= set(ids)
 
 
-def blurred(button: Any) -> bool:
+def is_blurred(button: Any) -> bool:
     look = button.locator("img").evaluate("e => getComputedStyle(e).filter")
     return look != "none" and "blur(0" not in look
 
@@ -99,13 +99,13 @@ def test_pictures_are_blurred_until_they_are_clicked(page: Open) -> None:
     shown = page()
     buttons = shown.locator("button.picture")
     assert buttons.count() > 10
-    assert all(blurred(button) for button in buttons.all())
+    assert all(is_blurred(button) for button in buttons.all())
     first = buttons.first
     first.click()
-    assert not blurred(first) and first.get_attribute("aria-pressed") == "true"
-    assert blurred(buttons.nth(1)), "the others stay as they are"
+    assert not is_blurred(first) and first.get_attribute("aria-pressed") == "true"
+    assert is_blurred(buttons.nth(1)), "other pictures stay blurred"
     first.click()
-    assert blurred(first)
+    assert is_blurred(first)
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
@@ -119,17 +119,17 @@ def test_pictures_are_reached_and_shown_by_keyboard(page: Open, key: str) -> Non
     assert focused.count() == 1
     assert focused.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
     shown.keyboard.press(key)
-    assert not blurred(focused)
+    assert not is_blurred(focused)
 
 
 def test_one_button_shows_and_blurs_all_pictures(page: Open) -> None:
     shown = page()
     every = shown.locator("button.all")
     every.click()
-    assert not any(blurred(button) for button in shown.locator("button.picture").all())
+    assert not any(is_blurred(button) for button in shown.locator("button.picture").all())
     assert every.inner_text() == "Blur all pictures"
     every.click()
-    assert all(blurred(button) for button in shown.locator("button.picture").all())
+    assert all(is_blurred(button) for button in shown.locator("button.picture").all())
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])
@@ -149,7 +149,7 @@ def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
 @pytest.mark.parametrize("width", [360, 768, 1200])
-def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
+def test_page_does_not_scroll_horizontally(page: Open, name: str, width: int) -> None:
     shown = page(name, width=width)
     assert shown.evaluate("document.documentElement.scrollWidth") == width
     widths = shown.evaluate("[...document.querySelectorAll('main *, header *')].map(e => e.scrollWidth)")

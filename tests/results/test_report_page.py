@@ -147,7 +147,7 @@ def test_text_of_memes_and_runs_is_escaped(world: ReportWorld) -> None:
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
     page = pages.write_run_page(run).read_text(encoding="utf-8")
-    assert page.count("<script>") == 1, "our own"
+    assert page.count("<script>") == 1, "only the script of the page"
     assert "&lt;b&gt;" in page
     assert "\\u202e\\u009b" in page and not set(page) & set("\u202e\x9b\u2066")
     assert "&lt;script&gt;alert(&#34;1&#34;)" in page
@@ -157,7 +157,7 @@ def test_page_without_images(world: ReportWorld) -> None:
     page = run_page(world, images=False)
     assert "<img" not in page
     assert "images are not included" in page
-    assert "Same text" in page, "pairs that share their text need no picture"
+    assert "Same text" in page, "pairs with the same text are found without pictures"
     assert "Pictures were not compared" in page and "or the same picture" not in page
 
 
@@ -171,10 +171,10 @@ def test_missing_and_damaged_images_are_marked_and_counted(world: ReportWorld) -
     assert "Do not publish: contains licensed images and texts" in visible_text(page)
     assert "The picture is missing, damaged or too large" in page
     assert re.search(r"\d+ of the pictures below are missing, damaged or too large", page)
-    assert "Show all pictures" not in page.split("<script>")[0], "there is none to show"
+    assert "Show all pictures" not in page.split("<script>")[0], "no picture can be shown"
 
 
-def test_a_split_without_labels_gets_a_page_without_scores(world: ReportWorld) -> None:
+def test_split_without_labels_has_a_page_without_scores(world: ReportWorld) -> None:
     world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
     page = run_page(world)
     assert "has no labels" in page
@@ -191,7 +191,7 @@ def test_labelled_user_memes_have_a_gallery_and_mistakes(world: ReportWorld) -> 
     user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
-    assert page.count('class="all"') == 1, "one button is for all pictures"
+    assert page.count('class="all"') == 1, "one button shows all pictures"
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -200,11 +200,11 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label
     world.write_annotations(rows)
     page = run_page(world)
     assert "labels of one class only, so the AUROC is undefined" in page
-    assert re.search(r"rows of test_seen\s+<cite>", page), "words do not run together"
+    assert re.search(r"rows of test_seen\s+<cite>", page), "words must be separated by spaces"
     assert 'id="roc"' not in page and 'id="histogram"' in page
 
 
-def test_a_run_without_predictions_gets_its_curves(world: ReportWorld) -> None:
+def test_page_of_a_run_without_predictions_shows_its_curves(world: ReportWorld) -> None:
     page = pages.write_run_page(world.add_run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
     assert "This run has no predictions yet" in page
     assert 'id="loss"' in page and "Do not publish" not in page
@@ -219,10 +219,10 @@ def test_page_of_published_weights_says_nothing_was_trained(world: ReportWorld) 
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
     assert 'id="training-title"' not in page and "Training time" not in page
-    assert "0.6792" in page, "the paper's number"
+    assert "0.6792" in page, "the published score"
 
 
-def test_page_of_a_running_run_says_so(world: ReportWorld) -> None:
+def test_page_says_that_a_run_is_in_progress(world: ReportWorld) -> None:
     run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
@@ -366,7 +366,7 @@ def test_published_score_names_its_split_and_is_only_compared_on_the_same_rows(
     rows = {"0.6857": "500", "0.6792": "1,000"}[number]
     assert re.search(rf"Published {number}( ± \S+)? on the {rows} rows of {split}\b", page)
     assert "Not comparable: this score covers 32 rows" in page
-    assert not re.search(r"rows of \w+ [+−]0", page), "a difference is shown"
+    assert not re.search(r"rows of \w+ [+−]0", page), "a difference must not be shown"
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine"])

@@ -53,7 +53,7 @@ def test_every_image_mode_has_a_thumbnail(tmp_path: Path, mode: str) -> None:
     assert pictures.make_thumbnail(path) is not None
 
 
-def without_its_palette() -> bytes:
+def make_png_without_palette() -> bytes:
     buffer = io.BytesIO()
     Image.effect_noise((40, 30), 80).quantize(16).save(buffer, "PNG", transparency=1)
     content = buffer.getvalue()
@@ -62,7 +62,7 @@ def without_its_palette() -> bytes:
     return content[:start] + content[start + length :]
 
 
-def with_a_broken_colour_profile() -> bytes:
+def make_png_with_damaged_colour_profile() -> bytes:
     buffer = io.BytesIO()
     Image.effect_noise((40, 30), 80).save(buffer, "PNG")
     image, end, rest = buffer.getvalue().rpartition(b"\0\0\0\0IEND")
@@ -73,8 +73,8 @@ BROKEN: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "no picture": lambda: b"no picture",
     "torn": lambda: draw_meme(Picture.random(Random(1), crowded=True), "a")[:200],
-    "no palette": without_its_palette,
-    "profile": with_a_broken_colour_profile,
+    "no palette": make_png_without_palette,
+    "profile": make_png_with_damaged_colour_profile,
 }
 
 
@@ -113,7 +113,7 @@ def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> 
     done = subprocess.run(command, capture_output=True, encoding="utf-8")
     *results, kibibytes = done.stdout.split()
     assert "".join(results) == "[False,True][-2,1]", done.stderr
-    assert int(kibibytes) < 60_000, "95 megabytes decoded, and four times that in colour"
+    assert int(kibibytes) < 60_000, "decoded, the picture has 95 MB, and four times that in colour"
 
 
 def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
@@ -125,15 +125,15 @@ def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
             images[10 * n + caption] = draw_meme(picture, f"caption {caption} that is long enough for two lines")
     groups = pictures.group_similar_pictures(save_images(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in groups} == {group - group % 10 for group in groups.values()}
-    assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "nothing else looks alike"
-    assert len(groups) >= 60, "most of the 80 are found; plain ones are left out"
+    assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "no other pictures are similar"
+    assert len(groups) >= 60, "most of the 80 pictures are grouped, except plain ones"
 
 
-def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
+def test_tall_caption_does_not_prevent_grouping(tmp_path: Path) -> None:
     random, images = Random(5), {}
     for n in range(3):
         image = scene(random, 400, 320)
-        for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
+        for version, caption in enumerate([110, 60, 20]):  # the first caption covers over a third of the picture
             images[10 * n + version] = image.copy()
             images[10 * n + version].paste("black", (0, 0, 400, caption))
     assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
@@ -149,7 +149,7 @@ def test_pictures_sharing_only_the_upper_part_are_not_grouped(tmp_path: Path) ->
 
 def test_similarity_of_pictures_is_transitive(tmp_path: Path) -> None:
     images = {}
-    for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter differs, or a half
+    for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter or a half differs
         images[id_] = scene(Random(7), 400, 320)
         images[id_].paste("black", (left, 0, right, 320))
     files = save_images(tmp_path, images)

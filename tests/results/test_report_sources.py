@@ -93,7 +93,7 @@ def test_same_text_with_different_labels_is_a_pair() -> None:
     pairs = [
         (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2)) for p in find_confounder_pairs(memes, {})
     ]
-    assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the most wrong one first"
+    assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the worst prediction comes first"
 
 
 def test_same_picture_with_different_labels_is_a_pair() -> None:

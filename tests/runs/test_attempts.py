@@ -76,7 +76,7 @@ def test_reduced_limit_depends_on_the_outcome(
     if not failed.is_training:
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
     assert choose_reduction(failed, end, started) == less
-    assert choose_reduction(failed, end, None) is None, "not even the model fitted"
+    assert choose_reduction(failed, end, None) is None, "without a start event, not even the model fitted"
 
 
 def test_workers_are_halved_down_to_zero() -> None:
@@ -97,7 +97,7 @@ def test_workers_are_halved_down_to_zero() -> None:
 def test_settings_of_next_attempt_override_user_settings(
     tmp_path: Path, name: str, group: str, key: str, chosen: object, holds: object
 ) -> None:
-    mmf = write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # it has evaluation.use_cpu
+    mmf = write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # has evaluation.use_cpu
     failed = make_request(mmf_root=str(mmf), settings={group: {key: chosen, "other": 1}})
     settings = next_attempt(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
@@ -154,9 +154,9 @@ def test_micro_batch_is_reduced_until_it_fits(run: Run, caplog: pytest.LogCaptur
     attempts = Attempts(run, lambda request: request.train_task.micro_batch == 8)
     run_with_retries(run, make_request(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
-    assert {request.eval_batch for request in attempts.requests} == {4}, "what was made smaller before stays so"
+    assert {request.eval_batch for request in attempts.requests} == {4}, "the reduced evaluation batch is kept"
     assert attempts.checkpoints == [None, None, None]
-    assert attempts.seeds == [None, 7, 7], "each begins as the first"
+    assert attempts.seeds == [None, 7, 7], "later attempts use the seed of the first"
     failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
     assert [event["next"] for event in failed] == [{"micro_batch": 16}, {"micro_batch": 8}]
     first, origin, second, _ = caplog.messages
@@ -175,7 +175,7 @@ def test_next_attempt_resumes_from_checkpoint_of_failed_attempt(run: Run) -> Non
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
     assert not last.train_task.only_weights
     assert last.settings["a"] == {"b": "c"}
-    assert "reset" not in last.settings["checkpoint"], "what says where the run starts holds once"
+    assert "reset" not in last.settings["checkpoint"], "reset options apply only to the first attempt"
     assert last.settings["checkpoint"]["resume_zoo"] is None
 
 
@@ -198,7 +198,7 @@ def test_attempt_without_save_keeps_checkpoint_of_earlier_attempt(run: Run) -> N
 
 def test_at_most_six_attempts_are_made(run: Run) -> None:
     attempts = Attempts(run, lambda request: False, message="CUDA out of memory")
-    attempts.batch = 64  # the sixth attempt could still be made smaller
+    attempts.batch = 64  # the micro-batch could still be reduced after the sixth attempt
     with pytest.raises(TrainingError, match="CUDA out of memory"):
         run_with_retries(run, make_request(), attempts)
     assert attempts.rows == [None, 32, 16, 8, 4, 2]
@@ -291,7 +291,7 @@ def test_ctrl_c_between_attempts_hints_at_resume(run: Run, monkeypatch: pytest.M
     assert "--resume last" in str(caught.value.hint)
 
 
-def trained(fit: str, rows: int) -> list[Event]:
+def make_training_events(fit: str, rows: int) -> list[Event]:
     """Return the events of a training with a micro-batch of `rows` out of 16 rows."""
     began = {"fit": fit, "micro_batch": rows, "batch": 16, "searching": False}
     return [{"kind": "train_started", **began}, {"kind": "train"}]
@@ -299,11 +299,11 @@ def trained(fit: str, rows: int) -> list[Event]:
 
 def test_fitting_micro_batch_is_stored_until_whole_batch_fits(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     assert micro_batch_store.load_micro_batches() == {}
-    micro_batch_store.save_micro_batch(trained("mmbt on a GPU", 8))
-    micro_batch_store.save_micro_batch(trained("vilbert on a GPU", 4))
+    micro_batch_store.save_micro_batch(make_training_events("mmbt on a GPU", 8))
+    micro_batch_store.save_micro_batch(make_training_events("vilbert on a GPU", 4))
     assert micro_batch_store.load_micro_batches() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
     assert "mmbt on a GPU" in mmfw("doctor")
-    micro_batch_store.save_micro_batch(trained("mmbt on a GPU", 16))
+    micro_batch_store.save_micro_batch(make_training_events("mmbt on a GPU", 16))
     assert micro_batch_store.load_micro_batches() == {"vilbert on a GPU": 4}
 
 
@@ -312,11 +312,11 @@ def test_damaged_micro_batch_store_is_ignored_and_replaced(mmfw_home: Path, cont
     mmfw_home.mkdir()
     micro_batch_store.store_path().write_text(content, encoding="utf-8")
     assert micro_batch_store.load_micro_batches() == {}
-    micro_batch_store.save_micro_batch(trained("a", 2))
+    micro_batch_store.save_micro_batch(make_training_events("a", 2))
     assert micro_batch_store.load_micro_batches() == {"a": 2}
 
 
 def test_only_newest_micro_batches_are_kept(mmfw_home: Path) -> None:
     for number in range(203):
-        micro_batch_store.save_micro_batch(trained(f"kind {number}", 1))
+        micro_batch_store.save_micro_batch(make_training_events(f"kind {number}", 1))
     assert list(micro_batch_store.load_micro_batches()) == [f"kind {number}" for number in range(3, 203)]

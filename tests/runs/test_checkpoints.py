@@ -51,8 +51,8 @@ def test_superseded_checkpoint_is_never_the_last_one(run: Run) -> None:
     kept = run.checkpoints / "models" / "model_100_aside_1.ckpt"
     assert kept.samefile(old)
     checkpoints.preserve_last_checkpoint(run, best)
-    assert [*kept.parent.iterdir()] == [kept], "once, however often it is tried"
-    log.write("train_started", update=20)  # and killed before it saved
+    assert [*kept.parent.iterdir()] == [kept], "repeated calls keep a single copy"
+    log.write("train_started", update=20)  # the attempt was killed before it saved
     assert checkpoints.select_checkpoint(run, "last").path == best
     log.write("checkpoint", update=30)
     old.unlink()
@@ -66,7 +66,7 @@ def test_superseded_checkpoint_is_never_the_last_one(run: Run) -> None:
     assert "model_100_aside_2.ckpt" in checkpoints.preserve_last_checkpoint(run, best)
 
 
-def test_foreign_checkpoint_is_skipped_but_unrecorded_own_one_is_used(
+def test_foreign_checkpoint_is_skipped_but_unrecorded_one_of_the_run_is_used(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     best = write_checkpoint(run.checkpoints / "best.ckpt", 10)
@@ -82,7 +82,7 @@ def test_foreign_checkpoint_is_skipped_but_unrecorded_own_one_is_used(
     )
     assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None, None]
 
-    write_checkpoint(current, 30)  # and then the worker was killed
+    write_checkpoint(current, 30)  # the worker was killed afterwards
     assert checkpoints.select_checkpoint(run, "last").path == current
     write_checkpoint(best, 20, epoch=7)
     assert checkpoints.select_checkpoint(run, "best").path == current
@@ -123,11 +123,11 @@ def test_run_copied_during_training_uses_only_its_own_checkpoints(
 
     resumed = write_checkpoint(current, 40, save_dir=saved_in)
     log.write("checkpoint", update=40, sha256=sha256(resumed.read_bytes()).hexdigest())
-    assert checkpoints.select_checkpoint(run, "best").path == best, "though the record goes on after the gap"
+    assert checkpoints.select_checkpoint(run, "best").path == best, "events after the gap do not change the choice"
 
     other = saved_in.replace("T00-00-00", "T00-00-01")
     write_checkpoint(best, 50, save_dir=other)
-    write_checkpoint(first, 10, epoch=7, save_dir=saved_in)  # changed, since the record has this update
+    write_checkpoint(first, 10, epoch=7, save_dir=saved_in)  # the record has another hash
     assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == [
         "best.ckpt",
         "models/model_10.ckpt",
@@ -146,14 +146,14 @@ def test_checkpoint_of_another_task_with_same_timestamp_is_foreign(tmp_path: Pat
     assert not checkpoints.can_resume(run)
 
 
-def test_hint_about_foreign_best_names_copy_of_own_best(run: Run) -> None:
+def test_hint_about_foreign_best_names_copy_of_best_checkpoint_of_run(run: Run) -> None:
     log = EventLog(run.events, "1")
     models = run.checkpoints / "models"
     earlier, last = (write_checkpoint(models / f"model_{update}.ckpt", update) for update in (10, 20))
     for path, update in ((earlier, 10), (last, 20)):
         log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest(), best=True)
     now = last.stat().st_mtime
-    os.utime(earlier, (now + 10, now + 10))  # a restored backup, for example
+    os.utime(earlier, (now + 10, now + 10))  # like a restored backup
     write_checkpoint(run.checkpoints / "best.ckpt", 20, epoch=7)
     with pytest.raises(CheckpointError) as refused:
         checkpoints.require_no_foreign_best(run)
@@ -197,7 +197,7 @@ def test_pipe_is_rejected_without_waiting(run: Run) -> None:
     os.mkfifo(run.checkpoints / "current.ckpt")
     assert checkpoints.check_file(run.checkpoints / "current.ckpt").problem == "not a file"
     assert checkpoints.select_checkpoint(run, "last").path.name == "best.ckpt"
-    assert {found.name: found.problem for found in checkpoints.list_checkpoints(run)} == {
+    assert {checkpoint.name: checkpoint.problem for checkpoint in checkpoints.list_checkpoints(run)} == {
         "best.ckpt": None,
         "current.ckpt": "not a file",
     }

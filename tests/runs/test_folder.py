@@ -49,7 +49,7 @@ def test_concurrent_predictions_get_different_names(user_dir: Path) -> None:
     run = Run(user_dir)
     csvs = sorted(path for path in run.reports.iterdir())
     assert [path.suffix for path in csvs] == [".csv"] * ROUNDS * concurrent_processes.PROCESS_COUNT, (
-        "nothing else is left"
+        "no other files are left"
     )
     assert len({path.read_text(encoding="utf-8") for path in csvs}) == len(csvs)
 
@@ -62,6 +62,6 @@ def test_concurrent_run_folders_get_different_names(user_dir: Path) -> None:
 def test_failed_prediction_leaves_no_files(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with pytest.raises(ValueError, match="diverged"), run.reserve_prediction_file("test_seen"):
-        assert list(run.reports.glob("*.csv")) == [], "nobody may take the name for a prediction"
+        assert list(run.reports.glob("*.csv")) == [], "a reserved name must not look like a prediction"
         raise ValueError("diverged")
     assert list(run.reports.iterdir()) == []

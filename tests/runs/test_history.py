@@ -180,7 +180,7 @@ def test_state_of_unlocked_run_comes_from_its_outcome(tmp_path: Path, outcome: O
 
 def test_outcome_of_run_is_that_of_last_training_attempt(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    AttemptOutcome("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
+    AttemptOutcome("nan").save(run.path / "exit.json")  # like an earlier version, whose requests have no kind
     run.attempt(1).path.mkdir(parents=True)
     write_json(run.attempt(1).request_file, {"action": "train"})
     states = [history.run_state(run)]
@@ -188,7 +188,7 @@ def test_outcome_of_run_is_that_of_last_training_attempt(tmp_path: Path) -> None
     for number, (task, outcome) in enumerate(zip(tasks, ("interrupted", "ok", None), strict=True), 9):
         run.attempt(number).path.mkdir()
         AttemptRequest(task, "mmbt", "mmf", str(run.attempt(number).path)).save()
-        (run.path / "exit.json").unlink(missing_ok=True)  # as the next training does
+        (run.path / "exit.json").unlink(missing_ok=True)  # the next training removes the file too
         if outcome is not None:
             AttemptOutcome(outcome).save(run.attempt(number).outcome_file)  # type: ignore[arg-type]
         states.append(history.run_state(run))

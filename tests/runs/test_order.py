@@ -32,7 +32,7 @@ def make(save: Path, run_id: str, created: float) -> Run:
     return run
 
 
-def without_time(run: Run, modified: float, **changes: object) -> None:
+def remove_creation_time(run: Run, modified: float, **changes: object) -> None:
     """Remove the creation time from the request of a run and set its modification time."""
     values = json.loads(run.request_file.read_bytes())
     del values["created"]
@@ -64,7 +64,7 @@ def test_runs_in_two_time_zones_are_ordered_by_creation(tmp_path: Path, monkeypa
         pytest.skip("Windows has one time zone for all processes")
     runs = []
     try:
-        for zone in ("UTC-9", "UTC"):  # Tokyo's, by the rules of POSIX
+        for zone in ("UTC-9", "UTC"):  # UTC-9 is Tokyo's zone in POSIX notation
             monkeypatch.setenv("TZ", zone)
             time.tzset()
             run = Run.create(tmp_path, "a")
@@ -83,7 +83,7 @@ def test_invalid_creation_time_falls_back_to_modification_time_with_warning(
 ) -> None:
     oldest, newest = make(tmp_path, "a/1", OCTOBER_25), make(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
     between = make(tmp_path, "a/3", 0.0)
-    without_time(between, OCTOBER_25 + HOUR, **created)
+    remove_creation_time(between, OCTOBER_25 + HOUR, **created)
     assert lookup.list_runs(tmp_path) == [newest, between, oldest]
     assert lookup.find_first_usable_run(tmp_path, "a/3", lambda run: run) == between
     assert f"{between.request_file}: no creation time" in caplog.text

@@ -71,7 +71,7 @@ def test_hint_names_older_run_by_id(tmp_path: Path, outcome: OutcomeKind) -> Non
     assert "--resume last " in hints[1]
 
 
-def test_error_keeps_own_hint_and_internal_error_names_location(tmp_path: Path) -> None:
+def test_hint_of_outcome_is_kept_and_internal_error_names_location(tmp_path: Path) -> None:
     error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
     end = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
@@ -94,7 +94,7 @@ def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
         (ChildExit(-9, stop_requested=False, killed=False), False, "killed"),
         (ChildExit(-9, stop_requested=True, killed=True), True, "interrupted"),
         (ChildExit(-9, stop_requested=True, killed=False), True, "interrupted"),
-        (ChildExit(-2, stop_requested=True, killed=False), False, "interrupted"),  # by Ctrl+C, at its very start
+        (ChildExit(-2, stop_requested=True, killed=False), False, "interrupted"),  # by Ctrl+C right after the start
         (ChildExit(-15, stop_requested=True, killed=False), False, "interrupted"),
         (ChildExit(-2, stop_requested=False, killed=False), False, "internal"),
         (ChildExit(-7, stop_requested=False, killed=False), False, "host_oom"),
@@ -118,7 +118,7 @@ def test_outcome_that_cannot_be_saved_is_still_returned(tmp_path: Path) -> None:
     request.folder.reserve_file.touch()
     killed = ChildExit(-9, stop_requested=False, killed=False)
     assert determine_outcome(request, killed, memory_ran_out=True).kind == "host_oom"
-    assert not request.folder.reserve_file.exists(), "the room for it is free"
+    assert not request.folder.reserve_file.exists(), "the reserved space is released"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_out_of_memory_is_recognized_in_end_of_log(tmp_path: Path, last_words: s
     aborted = ChildExit(-6, stop_requested=False, killed=False)
     assert determine_outcome(request, aborted, memory_ran_out=False).kind == outcome
     end = AttemptOutcome.load(request.folder.outcome_file)
-    assert end is not None and end.kind == outcome, "as a page has it"
+    assert end is not None and end.kind == outcome, "a report shows the same outcome"
 
 
 def test_hint_for_prediction_on_full_disk_is_to_free_space_and_start_over(tmp_path: Path) -> None:

@@ -28,37 +28,37 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def code_of(root: Path, mmf_paths: MmfPaths) -> Any:
+def resolve_code(root: Path, mmf_paths: MmfPaths) -> Any:
     """Return a function that resolves the user code of a run's settings."""
 
-    def code_of(named: Any = None, *typed: str, trust: bool = False, **settings_of_preset: Any) -> str | None:
+    def resolve_code(named: Any = None, *typed: str, trust: bool = False, **settings_of_preset: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
         parts = ConfigSpec("mine", settings={**settings, **settings_of_preset})
         options = CommandOptions(overrides=typed, trust=trust)
         user_dir = config.resolve_config(root, mmf_paths, parts, typed)["user_dir"]
         return user_code.resolve_user_dir(user_dir, options, "run r")
 
-    return code_of
+    return resolve_code
 
 
-def test_user_code_of_preset_must_be_trusted_once(code_of: Any, user_dir: Path) -> None:
+def test_user_code_of_preset_must_be_trusted_once(resolve_code: Any, user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     (user_dir / "other").mkdir()
     named = str(user_dir / "code")
     with pytest.raises(DataError) as caught:
-        code_of(named)
+        resolve_code(named)
     assert named in str(caught.value) and "--trust" in str(caught.value.hint)
-    code_of(named, trust=True)
-    assert code_of(named) == named
+    resolve_code(named, trust=True)
+    assert resolve_code(named) == named
     with pytest.raises(DataError):
-        code_of(str(user_dir / "other"))
+        resolve_code(str(user_dir / "other"))
     user_code.trusted_folders_path().write_text("cut off [", encoding="utf-8")
     with pytest.raises(DataError):
-        code_of(named)
+        resolve_code(named)
 
 
 def test_concurrently_trusted_folders_are_both_stored(
-    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    resolve_code: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (str(user_dir / name) for name in ("one", "other"))
     for folder in (one, other):
@@ -69,18 +69,18 @@ def test_concurrently_trusted_folders_are_both_stored(
         return file_lock(*args, **options)
 
     monkeypatch.setattr("mmf_win.runs.user_code.file_lock", after_the_other)
-    code_of(one, trust=True)
-    assert (code_of(one), code_of(other)) == (one, other)
+    resolve_code(one, trust=True)
+    assert (resolve_code(one), resolve_code(other)) == (one, other)
 
 
 def test_folder_is_not_stored_while_list_is_locked(
-    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    resolve_code: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
     monkeypatch.setattr("mmf_win.runs.user_code.file_lock", lambda path, timeout: file_lock(path))
     user_code.trusted_folders_path().parent.mkdir()
     with file_lock(user_code.trusted_folders_path().with_suffix(".lock")):
-        code_of(str(user_dir / "code"), trust=True)
+        resolve_code(str(user_dir / "code"), trust=True)
     assert "is not remembered: locked by another process" in caplog.text
     assert not user_code.trusted_folders_path().exists()
 
@@ -88,22 +88,22 @@ def test_folder_is_not_stored_while_list_is_locked(
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
 @pytest.mark.parametrize("by", ["override", "environment"])
 def test_user_dir_given_by_user_is_trusted_and_made_absolute(
-    code_of: Any, by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    resolve_code: Any, by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / name).mkdir()
     monkeypatch.chdir(user_dir)
     if by == "override":
-        resolved = code_of(None, f"env.user_dir={name}")
+        resolved = resolve_code(None, f"env.user_dir={name}")
     else:
         monkeypatch.setenv("MMF_USER_DIR", name)
-        resolved = code_of()
+        resolved = resolve_code()
         monkeypatch.delenv("MMF_USER_DIR")
     assert resolved == str(user_dir / name)
     monkeypatch.chdir(user_dir.parent)
-    assert code_of(resolved) == resolved
+    assert resolve_code(resolved) == resolved
     user_code.trusted_folders_path().unlink()
-    with pytest.raises(DataError):  # a run's settings come from elsewhere, where its folder does
-        code_of(resolved)
+    with pytest.raises(DataError):  # a folder in the settings of a copied run is not trusted
+        resolve_code(resolved)
 
 
 def test_dry_run_does_not_store_trust(user_dir: Path) -> None:
@@ -113,12 +113,12 @@ def test_dry_run_does_not_store_trust(user_dir: Path) -> None:
     assert not user_code.trusted_folders_path().exists()
 
 
-def test_missing_user_code_is_an_error_with_owner_and_hint(code_of: Any, user_dir: Path) -> None:
+def test_missing_user_code_is_an_error_with_owner_and_hint(resolve_code: Any, user_dir: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        code_of(str(user_dir / "gone"))
+        resolve_code(str(user_dir / "gone"))
     assert str(user_dir / "gone") in str(caught.value) and "run r" in str(caught.value)
     assert "env.user_dir=FOLDER" in str(caught.value.hint)
-    assert code_of(str(user_dir / "gone"), f"env.user_dir={user_dir}") == str(user_dir)
+    assert resolve_code(str(user_dir / "gone"), f"env.user_dir={user_dir}") == str(user_dir)
 
 
 def test_relative_user_dir_is_resolved_next_to_preset_or_in_working_dir(user_dir: Path) -> None:
@@ -136,17 +136,17 @@ def test_file_overrides_include_user_dir_missing_from_preset() -> None:
 
 
 def test_worker_gets_resolved_user_dir_without_interpolation(
-    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    resolve_code: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "code").mkdir()
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the worker has it
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # only the worker sets this variable
     monkeypatch.delenv("MMF_USER_DIR", raising=False)
     named = "${oc.env:PYTHONSAFEPATH,''}"
-    assert code_of(named) == "" and code_of() is None
+    assert resolve_code(named) == "" and resolve_code() is None
     monkeypatch.setenv("PYTHONSAFEPATH", str(user_dir / "code"))
     with pytest.raises(DataError):
-        code_of(named)
-    assert code_of(named, trust=True) == str(user_dir / "code")
+        resolve_code(named)
+    assert resolve_code(named, trust=True) == str(user_dir / "code")
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])

@@ -41,14 +41,14 @@ def test_user_preset_extends_shipped_preset_or_adjacent_file(tmp_path: Path) -> 
     assert (preset.name, preset.model) == ("моё 实验", "mmbt")
     assert preset.config == presets.load_preset("mmbt_grid").config
     assert preset.settings == {"training": {"batch_size": 8}}
-    own = write(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
-    assert presets.load_preset(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
+    user_preset = write(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
+    assert presets.load_preset(str(user_preset)).settings == {"training": {"batch_size": 8, "seed": 2}}
 
 
 def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path: Path) -> None:
     config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
-    own = presets.load_preset(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
-    assert (own.config, own.settings) == (str(config), {})
+    user_preset = presets.load_preset(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
+    assert (user_preset.config, user_preset.settings) == (str(config), {})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mmf_win.runs.request import CommandOptions
 
 @pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
-    ("asked", "visible", "count"),
+    ("options", "visible", "count"),
     [
         ({}, None, 1),
         ({"nproc": "auto"}, None, 2),
@@ -28,11 +28,11 @@ from mmf_win.runs.request import CommandOptions
     ids=str,
 )
 def test_process_count_follows_gpus_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], visible: str | None, count: int
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], visible: str | None, count: int
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert plan_processes(CommandOptions(**asked))["nproc"] == count
+    assert plan_processes(CommandOptions(**options))["nproc"] == count
 
 
 @pytest.mark.usefixtures("nvml")
@@ -57,7 +57,7 @@ def test_unused_gpus_are_logged_fake_nvml(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"rdzv": "here:1"},
         {"node_rank": 0},
@@ -69,9 +69,9 @@ def test_unused_gpus_are_logged_fake_nvml(caplog: pytest.LogCaptureFixture) -> N
     ],
     ids=str,
 )
-def test_incomplete_rendezvous_options_are_rejected(asked: dict[str, Any]) -> None:
+def test_incomplete_rendezvous_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        plan_processes(CommandOptions(**asked))
+        plan_processes(CommandOptions(**options))
 
 
 def test_indivisible_batch_is_rejected_with_its_divisors() -> None:

@@ -15,7 +15,7 @@ MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
 WAITS = "the model waits for data 57 % of the time"
 
 
-def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> TrainingProfile:
+def make_profile(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> TrainingProfile:
     """Return a profile dominated by the model, with changes.
 
     Args:
@@ -35,23 +35,23 @@ def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **c
 @pytest.mark.parametrize(
     ("profile", "verdict"),
     [
-        (profiled(), "the model itself takes the time: forward 25 %, backward 51 %, optimizer 17 %"),
+        (make_profile(), "the model itself takes the time: forward 25 %, backward 51 %, optimizer 17 %"),
         (
-            profiled(data=0.25, cpu=0.25, images_once=True),
+            make_profile(data=0.25, cpu=0.25, images_once=True),
             f"{WAITS}, mostly for the CPU (less once all images are decoded): training.num_workers=1",
         ),
-        (profiled(data=0.25, cpu=0.01), f"{WAITS}, mostly for the disk: training.num_workers=2"),
-        (profiled(data=0.25, cpu=None, workers=2), f"{WAITS}; more DataLoader workers would not help"),
+        (make_profile(data=0.25, cpu=0.01), f"{WAITS}, mostly for the disk: training.num_workers=2"),
+        (make_profile(data=0.25, cpu=None, workers=2), f"{WAITS}; more DataLoader workers would not help"),
         (
-            profiled(checkpoint=3.2, checkpoint_interval=20),
+            make_profile(checkpoint=3.2, checkpoint_interval=20),
             "checkpoints take 45 % of the time, 3.2 s each: training.checkpoint_interval=400",
         ),
         (
-            profiled(evaluation_interval=20),
+            make_profile(evaluation_interval=20),
             "validations take 13 % of the time, 0.6 s each: training.evaluation_interval=60",
         ),
         (
-            profiled(spent={**MODEL, "forward": 0.018, "backward": 0.04}, batch_size=2),
+            make_profile(spent={**MODEL, "forward": 0.018, "backward": 0.04}, batch_size=2),
             "38 % of the time is a fixed cost per update; a larger batch changes the training: training.batch_size=4",
         ),
     ],
@@ -61,18 +61,18 @@ def test_largest_cost_names_the_setting_that_reduces_it(profile: TrainingProfile
 
 
 def test_logging_and_other_time_are_fixed_costs() -> None:
-    advice = profiled(spent={**MODEL, "logging": 0.2}).largest_cost()
+    advice = make_profile(spent={**MODEL, "logging": 0.2}).largest_cost()
     assert advice.startswith("61 % of the time is a fixed cost per update")
 
 
 def test_suggested_interval_reduces_share_to_the_target() -> None:
-    often = profiled(evaluation_interval=1)
+    often = make_profile(evaluation_interval=1)
     interval = int(often.largest_cost().partition("training.evaluation_interval=")[2])
     assert replace(often, evaluation_interval=interval).shares_by_phase()["validations"] <= 0.05
 
 
 def test_suggested_interval_leaves_enough_checkpoints() -> None:
-    profile = profiled(checkpoint=3.2, checkpoint_interval=20, max_updates=2000)
+    profile = make_profile(checkpoint=3.2, checkpoint_interval=20, max_updates=2000)
     assert profile.largest_cost().endswith("training.checkpoint_interval=400")
     assert replace(profile, max_updates=1999).largest_cost().endswith("3.2 s each")
     assert replace(profile, max_updates=None).largest_cost().endswith("training.checkpoint_interval=400")
@@ -82,19 +82,21 @@ def test_suggested_interval_leaves_enough_checkpoints() -> None:
     ("interval", "named"), [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")]
 )
 def test_largest_of_several_costs_is_named(interval: int, named: str) -> None:
-    both = profiled(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
+    both = make_profile(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
     assert both.largest_cost().startswith(named)
 
 
 @pytest.mark.parametrize(("busy", "named"), [(0.31, True), (0.5, False), (None, False)])
 def test_idle_gpu_is_named_if_no_cost_explains_it(busy: float | None, named: bool) -> None:
-    assert (profiled(gpu_busy=busy).largest_cost() == "the GPU is busy 31 % of the time") == named
-    assert profiled(gpu_busy=busy, data=0.25).largest_cost().startswith(WAITS)
+    assert (make_profile(gpu_busy=busy).largest_cost() == "the GPU is busy 31 % of the time") == named
+    assert make_profile(gpu_busy=busy, data=0.25).largest_cost().startswith(WAITS)
 
 
 def test_shares_use_intervals_of_the_training() -> None:
-    shares = profiled(checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20).shares_by_phase()
+    shares = make_profile(
+        checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20
+    ).shares_by_phase()
     assert sum(shares.values()) == pytest.approx(1)
     update = 0.01 + sum(MODEL.values())
     assert shares["checkpoints"] == pytest.approx(0.2 / (update + 0.2 + 0.25))
-    assert shares["validations"] == pytest.approx(0.25 / (update + 0.2 + 0.25)), "with their checkpoints"
+    assert shares["validations"] == pytest.approx(0.25 / (update + 0.2 + 0.25)), "validations include their checkpoints"

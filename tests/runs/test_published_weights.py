@@ -26,7 +26,7 @@ from tests.worlds.web_server import WebServer
 pytestmark = pytest.mark.torch
 
 KEY = "mmbt.hateful_memes.images"
-# What MMF's configurations of presets begin with.
+# Pretrained weights with which the configurations of MMF start.
 PRETRAINED = ("vilbert.pretrained.cc.original", "visual_bert.pretrained.coco")
 ARCHIVE = "mmbt.finetuned.hateful_memes_images.tar.gz"
 
@@ -70,7 +70,7 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         yield shop
 
 
-def own_preset(shop: Shop, text: str) -> str:
+def write_preset(shop: Shop, text: str) -> str:
     path = shop.folder / "моё.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
@@ -101,11 +101,11 @@ def test_replaced_weights_get_a_new_run(shop: Shop) -> None:
 
 def test_damaged_checkpoint_of_run_is_replaced(shop: Shop) -> None:
     best = published_weights.get_or_create_run("mmbt_grid", shop.places).checkpoints / "best.ckpt"
-    whole = best.read_bytes()
+    content = best.read_bytes()
     best.unlink()
-    best.write_bytes(whole[:100])
+    best.write_bytes(content[:100])
     published_weights.get_or_create_run("mmbt_grid", shop.places)
-    assert best.read_bytes() == whole
+    assert best.read_bytes() == content
 
 
 def test_archive_with_wrong_hash_is_rejected_without_run(shop: Shop) -> None:
@@ -127,7 +127,7 @@ def test_folder_given_as_source_replaces_failed_download(shop: Shop) -> None:
 
 
 def test_offline_preset_downloads_nothing(shop: Shop) -> None:
-    preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
+    preset = write_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfEnvironmentError, match="downloads are disabled") as missing:
         published_weights.get_or_create_run(preset, shop.places)
     assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
@@ -142,12 +142,12 @@ def test_offline_preset_downloads_nothing(shop: Shop) -> None:
 def test_damaged_weights_are_repaired_by_command_from_verify(shop: Shop, mmfw: MmfwRunner) -> None:
     published_weights.get_or_create_run("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
-    whole = weights.read_bytes()
+    content = weights.read_bytes()
     weights.unlink()
-    weights.write_bytes(whole[:100])
+    weights.write_bytes(content[:100])
     assert "mmfw repair features" in mmfw("verify", code=3)
     mmfw("repair", "features")
-    assert weights.read_bytes() == whole
+    assert weights.read_bytes() == content
 
 
 def test_preset_without_published_weights_is_rejected(shop: Shop) -> None:
@@ -200,7 +200,7 @@ def test_missing_split_is_rejected_before_download(shop: Shop, mmfw: MmfwRunner)
 
 def test_run_of_published_weights_cannot_be_resumed(shop: Shop, mmfw: MmfwRunner) -> None:
     run = published_weights.get_or_create_run("mmbt_grid", shop.places)
-    assert run_state(run) == "killed", "it ended no training"
+    assert run_state(run) == "killed", "no training of this run has ended"
     assert "no run yet" in mmfw("train", "--resume", "last", code=2)
     assert "mmfw train mmbt_grid --init published" in mmfw("train", "--resume", run.id, code=2)
 
@@ -214,7 +214,7 @@ def test_every_published_baseline_has_weights_in_the_zoo() -> None:
             assert preset.zoo is not None
             entry = Zoo(root, MmfPaths.resolve()).model_entry(preset.zoo)
             assert entry is not None and preset.model in entry.url, (preset.name, str(root))
-            assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
+            assert entry.folder.name == preset.zoo, "the key must not be a group, whose default may change"
 
 
 def test_list_shows_presets_with_weights_in_installed_mmf(

@@ -19,7 +19,7 @@ from tests.worlds.mmf_sources import write_minimal_mmf
 from tests.worlds.run_requests import make_run_request
 
 
-def over(earlier: RunRequest, **now: Any) -> RunRequest:
+def merge_options(earlier: RunRequest, **now: Any) -> RunRequest:
     return earlier.merged_with(CommandOptions(**now).settings)
 
 
@@ -28,7 +28,7 @@ def test_resumed_run_keeps_its_request(tmp_path: Path) -> None:
     request = make_run_request(model="mmbt", splits=RUN_SPLITS, updates=500, seed=3, keep=2)
     run.save_request(request)
     assert run.request() == request
-    resumed = over(run.request(), updates=900)
+    resumed = merge_options(run.request(), updates=900)
     assert (resumed.training_number("max_updates"), resumed.training_number("seed"), resumed.mmfw_settings.keep) == (
         900,
         3,
@@ -40,31 +40,31 @@ def test_later_settings_override_single_keys_and_whole_lists() -> None:
     before = make_run_request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
     after = before.merged_with({"a": {"b": 3}, "d": [4]})
     assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
-    assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
+    assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "settings of the preset are not included"
 
 
 def test_last_precision_wins() -> None:
     of_mmf = make_run_request(overrides=["training.fp16=True"])
-    half = over(of_mmf, precision="bf16")
-    assert half.mmfw_settings.precision == "bf16", "and it wins over the key of MMF in an attempt"
+    half = merge_options(of_mmf, precision="bf16")
+    assert half.mmfw_settings.precision == "bf16", "the option overrides MMF's key in an attempt"
     assert half.merged_with({"training": {"fp16": True}}).mmfw_settings.precision is None
     assert half.merged_with({"training": {"seed": 1}}).mmfw_settings.precision == "bf16"
 
 
 def test_batch_size_resets_batch_size_per_device() -> None:
-    after = over(make_run_request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
+    after = merge_options(make_run_request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
     assert after.settings["training"] == {"batch_size": 4, "batch_size_per_device": None}
-    assert "batch_size_per_device" not in over(make_run_request(), batch_size=4).settings["training"]
+    assert "batch_size_per_device" not in merge_options(make_run_request(), batch_size=4).settings["training"]
 
 
 def test_new_total_replaces_old_one_in_any_spelling() -> None:
-    after = over(make_run_request(updates=100), epochs=3)
+    after = merge_options(make_run_request(updates=100), epochs=3)
     assert (after.mmfw_settings.updates, after.mmfw_settings.epochs) == (None, 3)
     again = after.merged_with({"training": {"max_updates": 9}})
-    assert again.mmfw_settings.epochs is None, "it would win over the override"
+    assert again.mmfw_settings.epochs is None, "epochs would take precedence over the override"
     assert (again.training_number("max_updates"), again.settings["training"]["max_epochs"]) == (9, None)
-    assert over(make_run_request(updates=100)).training_number("max_updates") == 100
-    updates = over(after, updates=5)
+    assert merge_options(make_run_request(updates=100)).training_number("max_updates") == 100
+    updates = merge_options(after, updates=5)
     assert (updates.training_number("max_updates"), updates.mmfw_settings) == (5, MmfwSettings(updates=5))
 
 
@@ -74,9 +74,9 @@ def test_only_given_options_become_settings() -> None:
 
     assert options(seed=1) == {"training": {"seed": 1}}
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
-    assert over(make_run_request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
+    assert merge_options(make_run_request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
     assert options() == options(allow_missing=False) == {}
-    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "a preset's give way"
+    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "max_epochs of a preset is reset"
 
 
 def test_single_command_options_are_not_settings() -> None:

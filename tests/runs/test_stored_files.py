@@ -26,20 +26,20 @@ from tests.worlds.tools import MmfwRunner
 ROOT = Path(__file__).parents[2]
 EXPECTED = STORED_DIR / "expected.json"
 RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
-# Saved classes, each with the fields of which no file has a value.
+# Saved classes, each with the fields that have no value in any file.
 SAVED: dict[str, set[str]] = {
     "AttemptOutcome": {"hint"},
-    "MmfInstall": {"commit"},  # of a checkout with git
+    "MmfInstall": {"commit"},  # only for a checkout with git
     "MmfwSettings": set(),
     "CheckResult": set(),
-    "RunRequest": {"published_weights", "published_sha256"},  # of MMF's zoo, which is far away
+    "RunRequest": {"published_weights", "published_sha256"},  # require a download from MMF's zoo
     "UploadState": {"error"},
     "ManifestSource": set(),
     "SplitSummary": set(),
-    "Task": {"slot"},  # of one that runs
+    "Task": {"slot"},  # only for running tasks
     "DataWaitStats": {"workers"},
 }
-ELSEWHERE = {"Task": {"name", "values"}}  # the folder and ``param`` tell these
+ELSEWHERE = {"Task": {"name", "values"}}  # read from the folder's name and ``param``
 _NAME = "r\udce9sum\udce9"  # résumé in Latin-1
 _OF_THIS_DISK = {"size", "bytes", "verified", "written"}
 
@@ -82,41 +82,41 @@ def commands(stored: StoredFiles) -> Iterator[list[str]]:
         yield ["check-submission", str(csv), "--split", split[1], "--data-dir", str(stored.data)]
 
 
-def outputs(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
+def run_commands(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
     """Return the JSON output of the commands, without values that depend on this disk."""
     results = {}
     for words in commands(stored):
         mmfw(*words, "--json")
         name = json.loads(stored.normalize_text(json.dumps(" ".join(words))))
-        results[name] = settled(json.loads(stored.normalize_text(mmfw.out)))
+        results[name] = mask_disk_values(json.loads(stored.normalize_text(mmfw.out)))
     return results
 
 
-def settled(value: Any) -> Any:
+def mask_disk_values(value: Any) -> Any:
     """Return a JSON value without sizes and times of files."""
     if isinstance(value, dict):
-        return {key: "…" if key in _OF_THIS_DISK else settled(inner) for key, inner in value.items()}
-    return [settled(inner) for inner in value] if isinstance(value, list) else value
+        return {key: "…" if key in _OF_THIS_DISK else mask_disk_values(inner) for key, inner in value.items()}
+    return [mask_disk_values(inner) for inner in value] if isinstance(value, list) else value
 
 
-def expect(name: str, found: Any) -> None:
+def compare_with_recorded(name: str, value: Any) -> None:
     """Compare a value with the recorded one, or record it if requested."""
     recorded = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
     if RECORD:
-        recorded[name] = found
+        recorded[name] = value
         text = json.dumps(recorded, indent=1, sort_keys=True) + "\n"
         EXPECTED.write_text(text, encoding="utf-8", newline="\n")
-    assert found == recorded[name]
+    assert value == recorded[name]
 
 
 def test_commands_print_recorded_output(stored: StoredFiles, mmfw: MmfwRunner) -> None:
-    expect("intact", outputs(stored, mmfw))
+    compare_with_recorded("intact", run_commands(stored, mmfw))
 
 
 def test_unknown_fields_and_truncated_last_lines_are_ignored(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     stored.add_unknown_fields()
     stored.tear_last_lines()
-    expect("intact", outputs(stored, mmfw))
+    compare_with_recorded("intact", run_commands(stored, mmfw))
 
 
 def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: MmfwRunner) -> None:
@@ -127,7 +127,7 @@ def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: Mmfw
         "text", f'{{"t": 1795897748.1, "kind": "val", "update": 2, "metrics": {metrics}, "final": false}}'
     )
     shown = mmfw.json("runs", "show", stored.run_folder("text"), "--save-dir", stored.save)
-    expect("not a number", settled(json.loads(stored.normalize_text(json.dumps(shown)))))
+    compare_with_recorded("not a number", mask_disk_values(json.loads(stored.normalize_text(json.dumps(shown)))))
 
 
 def test_file_names_that_are_not_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
@@ -138,11 +138,11 @@ def test_file_names_that_are_not_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwR
     results = {}
     for words in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
         mmfw(*words, "--save-dir", stored.save, "--json")
-        results[words[0]] = settled(json.loads(stored.normalize_text(mmfw.out)))
-    expect("names", results)
+        results[words[0]] = mask_disk_values(json.loads(stored.normalize_text(mmfw.out)))
+    compare_with_recorded("names", results)
 
 
-def docstring_of_the_protocol() -> str:
+def read_protocol_docstring() -> str:
     """Return the docstring that lists the kinds of events, from whichever module has it."""
     texts = [ast.get_docstring(tree) or "" for tree in syntax_trees()]
     [text] = (text for text in texts if "run_started" in text and "attempt_failed" in text)
@@ -156,13 +156,13 @@ def syntax_trees() -> list[ast.Module]:
     return [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
 
 
-def fields_of(name: str) -> set[str]:
+def list_stored_fields(name: str) -> set[str]:
     """Return the stored keys of the fields of a dataclass and of its bases, wherever they are defined."""
     classes = {node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)}
     nodes = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
     keys = {_stored_key(node) for node in nodes}
     bases = [ast.unparse(base) for base in classes[name].bases]
-    return keys.union(*(fields_of(base) for base in bases if base in classes))
+    return keys.union(*(list_stored_fields(base) for base in bases if base in classes))
 
 
 def _stored_key(node: ast.AnnAssign) -> str:
@@ -177,7 +177,7 @@ def events(stored: StoredFiles) -> list[dict[str, Any]]:
 
 
 def test_stored_files_contain_every_kind_of_event(untouched: StoredFiles) -> None:
-    text = docstring_of_the_protocol()
+    text = read_protocol_docstring()
     table = text[text.index("    run_started") : text.index("attempt_failed")] + "attempt_failed  "
     kinds = set(re.findall(r"^ {4}(\w+)(?=  )", table, re.MULTILINE)) | {"attempt_failed", "predict_started"}
     assert {event["kind"] for event in events(untouched)} == kinds
@@ -214,7 +214,7 @@ def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(SAVED))
 def test_stored_files_contain_every_field_of_saved_class(untouched: StoredFiles, name: str) -> None:
-    found, fields = records(untouched)[name], fields_of(name) - ELSEWHERE.get(name, set())
-    assert set().union(*found) == fields
-    keys_with_value = {key for each in found for key, value in each.items() if value}
-    assert fields - keys_with_value == SAVED[name], "of these no file has a value"
+    saved, fields = records(untouched)[name], list_stored_fields(name) - ELSEWHERE.get(name, set())
+    assert set().union(*saved) == fields
+    keys_with_value = {key for record in saved for key, value in record.items() if value}
+    assert fields - keys_with_value == SAVED[name], "fields without a value in any file"

@@ -32,8 +32,8 @@ def train(tmp_path: Path) -> Path:
     return path
 
 
-def asked(path: Path, **chosen: Any) -> RunRequest:
-    return RunRequest(model="mmbt").merged_with(CommandOptions(teacher=path, **chosen).settings)
+def make_request(path: Path, **options: Any) -> RunRequest:
+    return RunRequest(model="mmbt").merged_with(CommandOptions(teacher=path, **options).settings)
 
 
 def check(request: RunRequest, train: Path, losses: object = LOSSES) -> tuple[RunRequest, dict[str, float]]:
@@ -56,15 +56,17 @@ def write(folder: Path, *rows: str) -> Path:
 
 def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
-    request, probas = check(asked(path), train)
+    request, probas = check(make_request(path), train)
     assert probas == {"7": 0.75, "8": 0.25}
     assert request.mmfw_settings.teacher_weight == 0.7
-    assert check(request, train)[0] == request, "a resumed run finds the file as it was"
+    assert check(request, train)[0] == request, "the file is unchanged when the run is resumed"
     assert request.merged_with(CommandOptions(teacher=path).settings).mmfw_settings.teacher_weight == 0.7
     write(tmp_path, "b,0.25,0", "7,0.5,1")
     with pytest.raises(DataError, match="have changed since this run began"):
         check(request, train)
-    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, "named anew"
+    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, (
+        "naming the file again accepts its new content"
+    )
     path.unlink()
     with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: prediction file of the teacher not found"):
         check(request, train)
@@ -82,14 +84,14 @@ def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> No
 )
 def test_predictions_must_cover_each_row_once(train: Path, tmp_path: Path, rows: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        check(asked(write(tmp_path, *rows)), train)
+        check(make_request(write(tmp_path, *rows)), train)
 
 
 def test_predictions_of_another_split_are_rejected(train: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "7,0.5,0", "b,0.5,0")
     path.with_suffix(".metrics.json").write_text('{"split": "dev_seen"}', encoding="utf-8")
     with pytest.raises(DataError, match="predictions of dev_seen, but the run trains on train"):
-        check(asked(path), train)
+        check(make_request(path), train)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -99,7 +101,7 @@ def test_warning_if_teacher_predicted_other_memes_with_same_ids(
     path = write(tmp_path, "7,0.5,0", "b,0.5,0")
     record = {"split": None, "annotations_sha256": file_digest(train).hex() if same else "other"}
     path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
-    check(asked(path), train)
+    check(make_request(path), train)
     assert ("another version of train" in caplog.text) is not same
 
 
@@ -115,21 +117,21 @@ def test_warning_if_teacher_was_trained_on_these_rows(
     path = write(tmp_path, "7,0.5,0", "b,0.5,0")
     record = {"split": "train", "members": [{"checkpoint": str(run.checkpoints / "best.ckpt")}]}
     path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
-    check(asked(path), train)
+    check(make_request(path), train)
     assert ("was trained on the same memes" in caplog.text) is seen
 
 
 @pytest.mark.parametrize(
-    ("losses", "has"),
+    ("losses", "actual_loss"),
     [
         (["cross_entropy", {"type": "logit_bce"}], "the loss cross_entropy, logit_bce"),
         ({"used": "bce", "unused": "cross_entropy"}, "the loss bce"),
         (None, "none in its configuration"),
     ],
 )
-def test_model_with_another_loss_is_rejected(train: Path, tmp_path: Path, losses: object, has: str) -> None:
-    request = asked(write(tmp_path, "7,0.5,0", "b,0.5,0"))
-    with pytest.raises(UsageError, match=f"mmbt has {has}"):
+def test_model_with_another_loss_is_rejected(train: Path, tmp_path: Path, losses: object, actual_loss: str) -> None:
+    request = make_request(write(tmp_path, "7,0.5,0", "b,0.5,0"))
+    with pytest.raises(UsageError, match=f"mmbt has {actual_loss}"):
         check(request, train, losses)
     assert check(request, train, {"used": "cross_entropy", "unused": "bce"})[1]
 
@@ -141,4 +143,6 @@ def test_weight_without_teacher_is_rejected(train: Path) -> None:
 
 def test_empty_teacher_path_is_not_ignored() -> None:
     chosen = CommandOptions(teacher="").settings
-    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), "the folder, which is refused"
+    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), (
+        "a folder, which is rejected later"
+    )

@@ -87,7 +87,7 @@ def test_missing_mmf_is_an_error(data: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("mmf_win.runs.plan.require_mmf", nothing)
     save = tmp_path / "save"
     assert "mmfw setup" in mmfw("train", "mmbt_grid", "--data-dir", data, "--save-dir", save, code=6)
-    assert not save.exists(), "no run folder for a run that never began"
+    assert not save.exists(), "a run that did not start has no folder"
 
 
 def test_run_in_training_is_not_resumed(run: Run, mmfw: MmfwRunner) -> None:
@@ -101,7 +101,7 @@ def test_run_in_training_is_not_resumed(run: Run, mmfw: MmfwRunner) -> None:
 def test_second_concurrent_training_changes_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    monkeypatch.setattr(training, "require_not_training", lambda run: None)  # it began when the other one did not yet
+    monkeypatch.setattr(training, "require_not_training", lambda run: None)  # checked before the other started
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
     AttemptOutcome("ok").save(run.outcome_file)
     with training_lock(run):

@@ -38,7 +38,7 @@ for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 """
 
-# Holds the GIL in C, so that no other thread and no signal handler runs any more.
+# Holds the GIL in C, so no other thread and no signal handler can run.
 HOLDS_GIL = """
 import ctypes
 if sys.platform == "win32":
@@ -64,7 +64,7 @@ PARENT = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + STARTS_ANOTHER
 PARENT_OF_STUBBORN = PARENT + f"start({STUBBORN!r}); time.sleep(600)"
 START_RUNAWAY = f"start({STUBBORN!r}, start_new_session=True)"
 PARENT_OF_RUNAWAY = f"{PARENT}{START_RUNAWAY}; time.sleep(600)"
-# Its child is orphaned and in another session, so that only a subreaper can find it.
+# Its child is orphaned and in another session, so only a subreaper can find it.
 MIDDLE = IGNORES_SIGNALS + STARTS_ANOTHER + START_RUNAWAY
 ANCESTOR_OF_ORPHAN = PARENT + f"start({MIDDLE!r}, start_new_session=True); time.sleep(600)"
 TREES = {
@@ -308,7 +308,7 @@ def test_signal_handlers_of_the_caller_are_restored(runner: ChildRunner) -> None
 def small_memory() -> Iterator[Path]:
     """Return a control group with a memory limit of 64 MiB."""
     folder = Path("/sys/fs/cgroup")
-    is_v1 = (folder / "memory").is_dir()  # control groups v1 have a tree for each resource
+    is_v1 = (folder / "memory").is_dir()  # control groups v1 have a separate tree for each resource
     group = (folder / "memory" if is_v1 else folder) / f"mmfw-test-{os.getpid()}"
     memory, swap = (
         ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if is_v1 else ("memory.max", "memory.swap.max")

@@ -32,7 +32,7 @@ from tests.worlds.small_sweeps import (
     start_sweep_command,
 )
 
-KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # some seconds a start under Wine
+KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # each start takes seconds under Wine
 _PATIENCE = 60
 
 requires_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for a process")
@@ -101,7 +101,7 @@ def _until(done: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def sweep(user_dir: Path) -> Iterator[Sweep]:
-    """A sweep whose drivers end with the test."""
+    """Return a sweep whose drivers end with the test."""
     sweep = Sweep(user_dir)
     yield sweep
     for driver in sweep.drivers:
@@ -136,7 +136,7 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
     sweep.write(TASKS, gated_command(sweep.folder))
     sweep.start()
     sweep.start()
-    sweep.until_begun(4)  # two of each
+    sweep.until_begun(4)  # two commands of each driver
     sweep.open()
     for driver in sweep.drivers:
         driver.communicate(timeout=_PATIENCE)
@@ -334,7 +334,7 @@ def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     assert create_local_slots(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     several, one = (slot.environment for slot in create_local_slots(["0,1", "1"], None))
     assert (several["CUDA_VISIBLE_DEVICES"], several["MMFW_NPROC"]) == ("0,1", "auto")
@@ -355,7 +355,7 @@ def test_driver_waits_for_a_task_that_another_driver_is_finishing(sweep: Sweep) 
     assert sweep.run()[0] == 0
     [task], [folder] = (load_tasks_by_name(sweep.output).values(), [SweepFolder(sweep.output).task_folder("N_0")])
     with file_lock(folder.lock):
-        replace(task, state="running").save(folder)  # its last command is recorded as finished
+        replace(task, state="running").save(folder)  # the last command is already recorded as finished
         driver = sweep.start()
         assert driver.stdout is not None
         assert any("waiting for 1 tasks" in line for line in iter(driver.stdout.readline, ""))
@@ -364,7 +364,7 @@ def test_driver_waits_for_a_task_that_another_driver_is_finishing(sweep: Sweep) 
     assert driver.returncode == 0 and "1 success" in output and "running" not in output
 
 
-def test_a_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
+def test_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
     sweep.write(1, gated_command(sweep.folder))
     driver = sweep.start()
     sweep.until_begun(1)

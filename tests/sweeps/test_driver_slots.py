@@ -18,7 +18,7 @@ from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.task_runner import OnUpdate, Slot, TaskSignals, TaskUpdate
 
-_PATIENCE = 5.0  # seconds a task waits for what a correct driver does at once
+_PATIENCE = 5.0  # seconds that a task waits for an immediate action of the driver
 
 Execute = Callable[[Task, Slot, OnUpdate, Callable[[], TaskSignals]], Task]
 
@@ -35,7 +35,7 @@ def driver(folder: Path, execute: Execute, show: Callable[[Slot, TaskUpdate], No
 
 def test_running_tasks_are_stopped_when_the_driver_fails(tmp_path: Path) -> None:
     is_running = threading.Event()
-    asked: list[int] = []
+    stop_counts: list[int] = []
 
     def execute(task: Task, _slot: Slot, tell: OnUpdate, stops: Callable[[], TaskSignals]) -> Task:
         if task.order == 0:
@@ -46,7 +46,7 @@ def test_running_tasks_are_stopped_when_the_driver_fails(tmp_path: Path) -> None
             deadline = time.monotonic() + _PATIENCE
             while not stops().stop_count and time.monotonic() < deadline:
                 time.sleep(0.01)
-            asked.append(stops().stop_count)
+            stop_counts.append(stops().stop_count)
         return replace(task, state="success")
 
     def show(_slot: Slot, _news: TaskUpdate) -> None:
@@ -54,7 +54,7 @@ def test_running_tasks_are_stopped_when_the_driver_fails(tmp_path: Path) -> None
 
     with pytest.raises(OSError, match="the display is gone"):
         driver(tmp_path, execute, show).run([task(0), task(1)])
-    assert asked == [1]
+    assert stop_counts == [1]
 
 
 def test_task_released_by_another_driver_starts_while_a_slot_is_busy(

@@ -40,7 +40,7 @@ def add_task(output: Path, name: str, params: Mapping[str, object], accuracies: 
 
 @pytest.fixture
 def output(user_dir: Path) -> Path:
-    """Six mlrunner tasks, one of them without a log, and a folder that is not a task."""
+    """Write six mlrunner tasks, one of them without a log, and a folder that is not a task."""
     folder = user_dir / "output"
     for rate in (0.1, 0.01):
         for seed in (2, 0, 1):
@@ -150,7 +150,7 @@ def test_parsers_run_once_in_registration_order(output: Path) -> None:
     assert examiner.add(first) is first
     examiner.exam(output, regex="lr_0.1-seed_0")
     assert ran == ["first", "second"]
-    examiner.exam(output, regex="lr_0.1-seed_2")  # adds to the first
+    examiner.exam(output, regex="lr_0.1-seed_2")  # adds to the earlier result
     assert list(examiner.experiments) == ["lr_0.1-seed_0", "lr_0.1-seed_2"]
 
 

@@ -52,12 +52,12 @@ def wait_until(true):
 
 assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "Ctrl+C is blocked"
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if what == "meet":  # the other one, which so must run at the same time
+if what == "meet":  # wait for the other task, so both must run at the same time
     Path("here." + number).touch()
     wait_until(lambda: len(list(Path().glob("here.*"))) == 2)
 if what == "save":
     out.joinpath("saved").touch()
-if what == "lose":  # the node, once
+if what == "lose":  # stop the node once
     lost = Path("lost")
     if number == "1" and not lost.exists():
         lost.touch()
@@ -84,7 +84,7 @@ if what == "orphan":
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head without resources and a node with two GPUs and no CPU; Python's path needs quoting."""
+    """Start a head without resources and a node with two GPUs and no CPU; Python's path needs quoting."""
     from ray.cluster_utils import Cluster
 
     environment = tmp_path_factory.mktemp("python") / "Doe, Jane's $(x)"
@@ -107,8 +107,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Current directory with the commands."""
+def working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder that contains the commands, and return it."""
     (tmp_path / "task.py").write_text(_TASK, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -119,7 +119,7 @@ def node(cluster: Any, *options: str, mounts: str | None = None, python: str | N
     """Add a node, with its own view of the file system if it ``mounts`` something."""
     ray_start = [python or sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     own_view = private_mounts_command(mounts) if mounts else []
-    before = alive(cluster)
+    before = count_live_nodes(cluster)
     with subprocess.Popen(
         [*own_view, *ray_start, "--address", cluster.address, *options],
         stdout=subprocess.DEVNULL,
@@ -127,16 +127,16 @@ def node(cluster: Any, *options: str, mounts: str | None = None, python: str | N
         start_new_session=True,
     ) as process:
         try:
-            wait_until(lambda: alive(cluster) > before or process.poll() is not None)
+            wait_until(lambda: count_live_nodes(cluster) > before or process.poll() is not None)
             assert process.poll() is None
             yield
         finally:
-            os.killpg(process.pid, signal.SIGTERM)  # the process may run under sudo
+            os.killpg(process.pid, signal.SIGTERM)  # the process may be a child of sudo
             process.wait()
-            wait_until(lambda: alive(cluster) <= before)
+            wait_until(lambda: count_live_nodes(cluster) <= before)
 
 
-def alive(cluster: Any) -> int:
+def count_live_nodes(cluster: Any) -> int:
     """Return the number of live nodes in the cluster."""
     return sum(node["Alive"] for node in cluster.global_state.node_table())
 
@@ -148,10 +148,10 @@ def wait_until(true: Callable[[], object]) -> None:
 
 def sweep(numbers: list[int], *commands: str, gpus: str | None = None, output: str = "out") -> int:
     """Run these commands with each number, in this process."""
-    return main([*words(numbers, *commands, output=output), *(["-r", gpus] if gpus else [])])
+    return main([*build_arguments(numbers, *commands, output=output), *(["-r", gpus] if gpus else [])])
 
 
-def words(numbers: list[int], *commands: str, output: str = "out") -> list[str]:
+def build_arguments(numbers: list[int], *commands: str, output: str = "out") -> list[str]:
     template = "\n".join(f"  {name}: python task.py {{_output}} {{n}} {name}" for name in commands)
     Path("params.yaml").write_text(f"template:\n{template}\n---\nn: {numbers}\n", encoding="utf-8")
     return ["sweep", "run", "params.yaml", "--on", "ray", "-o", output]
@@ -161,7 +161,7 @@ def tasks() -> list[Task]:
     return load_started_tasks(SweepFolder(Path("out")))
 
 
-def ran(command: str, numbers: Sequence[int]) -> list[list[str]]:
+def read_gpus(command: str, numbers: Sequence[int]) -> list[list[str]]:
     """Return the GPUs on which each of these numbers ran a command, in order."""
     files = (Path("out", f"N_{n}", f"ran.{command}") for n in numbers)
     return [file.read_text(encoding="utf-8").splitlines() for file in files]
@@ -174,26 +174,26 @@ def is_running(pid_file: Path) -> bool:
     return False
 
 
-def test_each_task_runs_once_on_separate_gpus(cluster: Any, here: Path) -> None:
+def test_each_task_runs_once_on_separate_gpus(cluster: Any, working_dir: Path) -> None:
     assert sweep([1, 2], "meet") == 0
-    assert sorted(ran("meet", [1, 2])) == [["0"], ["1"]]
+    assert sorted(read_gpus("meet", [1, 2])) == [["0"], ["1"]]
     assert [(task.state, task.starts) for task in tasks()] == [("success", 1)] * 2
-    assert not list(here.rglob(".ray-*"))
+    assert not list(working_dir.rglob(".ray-*"))
 
 
-def test_tasks_of_a_lost_node_run_on_another(cluster: Any, here: Path) -> None:
+def test_tasks_of_a_lost_node_run_on_another(cluster: Any, working_dir: Path) -> None:
     options = ("--num-cpus=0", "--num-gpus=3")
     with node(cluster, *options), node(cluster, *options):
         assert sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
     ended = tasks()
     assert [(task.state, sorted(task.finished)) for task in ended] == [("success", ["lose", "save"])] * 3
     assert [task.starts for task in ended] == [2, 1, 1]
-    assert [len(times) for times in ran("save", [1, 2, 3])] == [1, 1, 1]
-    assert [len(times) for times in ran("lose", [1, 2, 3])] == [2, 1, 1]
+    assert [len(times) for times in read_gpus("save", [1, 2, 3])] == [1, 1, 1]
+    assert [len(times) for times in read_gpus("lose", [1, 2, 3])] == [2, 1, 1]
 
 
 def test_tasks_stay_queued_when_the_cluster_is_lost(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    working_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ray.cluster_utils import Cluster
 
@@ -201,7 +201,7 @@ def test_tasks_stay_queued_when_the_cluster_is_lost(
     monkeypatch.setenv("RAY_ADDRESS", another.address)
 
     def end() -> None:
-        wait_until(lambda: list(here.glob("out/*/ran.wait")))
+        wait_until(lambda: list(working_dir.glob("out/*/ran.wait")))
         another.head_node.kill_all_processes(check_alive=False, allow_graceful=True)
 
     with ThreadPoolExecutor() as pool:
@@ -214,21 +214,21 @@ def test_tasks_stay_queued_when_the_cluster_is_lost(
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("command", "saves"), [("stop", True), ("kill", False)])
-def test_first_stop_lets_a_command_save_and_second_kills_it(here: Path, command: str, saves: bool) -> None:
+def test_first_stop_lets_a_command_save_and_second_kills_it(working_dir: Path, command: str, saves: bool) -> None:
     assert sweep([os.getpid()], command) == 130
     (task,) = tasks()
-    folder = here / "out" / task.name
+    folder = working_dir / "out" / task.name
     assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", saves, False)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_no_process_of_a_task_outlives_a_killed_driver(here: Path) -> None:
+def test_no_process_of_a_task_outlives_a_killed_driver(working_dir: Path) -> None:
     program = "import os, sys; from mmf_win.cli import main; params = open('params.yaml').read()\n"
     program += "open('params.yaml', 'w').write(params.replace('[1]', f'[{os.getpid()}]')); main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, *words([1], "orphan")]
+    command = [sys.executable, "-c", program, *build_arguments([1], "orphan")]
     ended = subprocess.run(command, check=False, capture_output=True)
     assert ended.returncode == -9
-    (pid,) = (here / "out").glob("*/pid")
+    (pid,) = (working_dir / "out").glob("*/pid")
     wait_until(lambda: not is_running(pid))
 
 
@@ -238,42 +238,42 @@ def test_no_process_of_a_task_outlives_a_killed_driver(here: Path) -> None:
         ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
         ("mount --bind '{version}' '{package}/version.py'", "has mmfw 0.0.1, but this machine has"),
         ("mount --bind '{empty}' '{package}/version.py'", "of the cluster: ImportError: cannot import"),
-        ("mount -t tmpfs tmpfs '{here}/shared'", "does not see {here}/shared of this machine"),
-        ("mount -t tmpfs tmpfs '{here}/memes'", "does not see {here}/memes/data of this machine"),
-        ("mount --bind '{locking}' '{package}/locking.py'", "does not see file locks in {here}/shared"),
+        ("mount -t tmpfs tmpfs '{working_dir}/shared'", "does not see {working_dir}/shared of this machine"),
+        ("mount -t tmpfs tmpfs '{working_dir}/memes'", "does not see {working_dir}/memes/data of this machine"),
+        ("mount --bind '{locking}' '{package}/locking.py'", "does not see file locks in {working_dir}/shared"),
     ],
     ids=["no mmfw", "another mmfw", "a broken mmfw", "another folder", "other data", "no locks"],
 )
 def test_incompatible_node_is_rejected(
     cluster: Any,
-    here: Path,
+    working_dir: Path,
     capsys: pytest.CaptureFixture[str],
     mounts: str,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (here / "shared").mkdir()
-    (here / "memes" / "data").mkdir(parents=True)
-    monkeypatch.setenv("MMF_DATA_DIR", str(here / "memes" / "data"))
-    version, locking = here / "version.py", here / "locking.py"
+    (working_dir / "shared").mkdir()
+    (working_dir / "memes" / "data").mkdir(parents=True)
+    monkeypatch.setenv("MMF_DATA_DIR", str(working_dir / "memes" / "data"))
+    version, locking = working_dir / "version.py", working_dir / "locking.py"
     version.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
     package = Path(mmf_win.__file__).parent
-    empty = here / "empty.py"
+    empty = working_dir / "empty.py"
     empty.touch()
     theirs = (package / "locking.py").read_text(encoding="utf-8")
     unlocked = f"{theirs}\n\ndef is_locked(path): return False\n"
     locking.write_text(unlocked, encoding="utf-8")  # like storage with separate locks on each machine
-    mounts = mounts.format(package=package, version=version, empty=empty, here=here, locking=locking)
+    mounts = mounts.format(package=package, version=version, empty=empty, working_dir=working_dir, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
         assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
-    assert message.format(here=here) in capsys.readouterr().err.replace("\n", " ")
-    assert not [*(here / "shared").iterdir()]
+    assert message.format(working_dir=working_dir) in capsys.readouterr().err.replace("\n", " ")
+    assert not [*(working_dir / "shared").iterdir()]
 
 
 def test_node_that_does_not_see_the_environment_is_rejected(
-    cluster: Any, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: Any, working_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, theirs = here / "hidden" / "environment", Path(sys.prefix, "bin", "python")
+    environment, theirs = working_dir / "hidden" / "environment", Path(sys.prefix, "bin", "python")
     environment.mkdir(parents=True)
     hidden = f"mount -t tmpfs tmpfs '{environment.parent}'"
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=hidden, python=str(theirs)):
@@ -283,13 +283,13 @@ def test_node_that_does_not_see_the_environment_is_rejected(
     assert f"does not see {environment} of this machine" in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.usefixtures("cluster", "here")
+@pytest.mark.usefixtures("cluster", "working_dir")
 def test_more_gpus_than_a_node_has_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep([1], "save", gpus="0,1,2") == 2
     assert "no node of the cluster has 3 GPUs; it has " in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_dir")
 def test_missing_cluster_or_ray_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

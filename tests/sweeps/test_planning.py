@@ -21,7 +21,7 @@ from mmf_win.sweeps.specification import render_argv as words
 from mmf_win.sweeps.specification import render_shell_line as line
 from tests.worlds.small_sweeps import make_specification, write_ended_task
 
-# Made for this test; it uses all features of mlrunner 0.5.9.
+# Written for this test; uses all features of mlrunner 0.5.9.
 EVERYTHING = """\
 template:
   train: >
@@ -167,7 +167,7 @@ def test_combinations_are_counted_before_tasks_are_built(parameters: int) -> Non
         assert "--sample" in str(caught.value.hint)
 
 
-def test_sample_draws_the_same_combinations_as_earlier_versions() -> None:
+def test_same_combinations_are_drawn_as_by_earlier_versions() -> None:
     specification = make_specification(
         "template: {t: 'echo {a} {b} {c}'}\n---\na: [1, 2, 3]\nb: [x, y, z, w]\nc: [true, false]\n"
     )
@@ -204,10 +204,10 @@ def test_mlrunner_runs_the_same_commands(tmp_path: Path, shell: bool, chosen: li
     root = str(Path(__file__).parents[2])
     run = [sys.executable, "-m", "mmf_win", "sweep", "run", "params.yaml", "-o", "output", *chosen]
     subprocess.run(run, cwd=ours, check=True, env={**os.environ, "PYTHONPATH": root}, capture_output=True)
-    assert _came_to(ours / "output") == _came_to(theirs / "output")
+    assert _read_results(ours / "output") == _read_results(theirs / "output")
 
 
-def _came_to(output: Path) -> dict[str, Any]:
+def _read_results(output: Path) -> dict[str, Any]:
     """Return the task folders with the output of each command, its state and the parameters."""
     results = {}
     for folder in (file.parent for file in output.glob("*/param")):

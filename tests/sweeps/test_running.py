@@ -29,7 +29,7 @@ def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLAT
 
 @pytest.fixture
 def done(user_dir: Path) -> dict[str, str]:
-    """Record of a finished run in the task's folder, as its first command would have written it."""
+    """Write the record of a finished run to the task's folder, like its first command."""
     folder = SweepFolder(user_dir).task_folder("task")
     run = write_finished_run(folder, 0.7)
     return {"script": "mmfw train nope --seed 1", "run": run.path.relative_to(folder.path).as_posix()}

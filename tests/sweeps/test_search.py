@@ -36,7 +36,7 @@ search:
 
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
-    """An empty folder of a sweep."""
+    """Return an empty folder of a sweep."""
     folder = SweepFolder(user_dir / "sweep")
     folder.path.mkdir()
     return folder
@@ -63,29 +63,29 @@ def _run(sweep: SweepFolder, text: str) -> list[Task]:
     return load_started_tasks(sweep)
 
 
-def _asked(rest: str) -> str:
+def _write_search(rest: str) -> str:
     return _HEAD + "".join(f"  {line}\n" for line in rest.splitlines())
 
 
 def test_search_runs_the_requested_trials_and_continues(sweep: SweepFolder) -> None:
     text = "trials: {}\ndirection: minimize\nparameters: {{x: {{low: 0.0, high: 10.0}}, kind: [a, b]}}"
-    assert len(_run(sweep, _asked(text.format(4)))) == 4
-    rows = _run(sweep, _asked(text.format(25)))
+    assert len(_run(sweep, _write_search(text.format(4)))) == 4
+    rows = _run(sweep, _write_search(text.format(25)))
     assert sorted(row.trial for row in rows if row.trial is not None) == list(range(25))
     assert all(0 <= row.values["x"] <= 10 and row.values["kind"] in "ab" for row in rows)
     late = [abs(row.values["x"] - 3) for row in rows[-8:]]
-    assert sum(late) / len(late) < 2.5  # 2.9 by chance, and 7 when maximizing
+    assert sum(late) / len(late) < 2.5  # random values give 2.9, and maximizing gives 7
 
 
 def test_repeated_combination_is_not_run_again(sweep: SweepFolder) -> None:
     text = "trials: 12\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 3}}"
-    rows = _run(sweep, _asked(text))
+    rows = _run(sweep, _write_search(text))
     assert sorted(row.values["x"] for row in rows) == [1, 2, 3]
 
 
 def test_ranges_are_logarithmic_integer_or_stepped(sweep: SweepFolder) -> None:
     domain = "{x: {low: 1, high: 1000, log: true}, y: {low: 0.0, high: 1.0, step: 0.25}, z: {low: 1.0, high: 2}}"
-    rows = _run(sweep, _asked(f"trials: 10\nparameters: {domain}"))
+    rows = _run(sweep, _write_search(f"trials: 10\nparameters: {domain}"))
     assert all(type(row.values["x"]) is int and row.values["y"] % 0.25 == 0 for row in rows)
     assert all(type(row.values["z"]) is float for row in rows)
 
@@ -129,7 +129,7 @@ def test_missing_result_is_none(user_dir: Path, content: str) -> None:
 def _propose(folder: Path) -> list[str]:
     """Return the names of the tasks that a driver runs while others run, too."""
     sweep = SweepFolder(folder)
-    search, names = _search(sweep, _asked(_MANY)), []
+    search, names = _search(sweep, _write_search(_MANY)), []
     while (task := search.propose_task()) is not None:
         names.append(task.name)
         _end(sweep, search, task)
@@ -142,10 +142,10 @@ def test_drivers_started_together_share_the_trials(sweep: SweepFolder) -> None:
     assert len({task.trial for task in load_started_tasks(sweep)}) == 9
 
 
-def _tell_of_all(folder: Path) -> list[str]:
-    """Return the names of the tasks whose end a driver records while others do, too."""
+def _record_outcomes(folder: Path) -> list[str]:
+    """Record the ends of tasks while other drivers do so too, and return the names of the recorded tasks."""
     sweep = SweepFolder(folder)
-    search, tasks = _search(sweep, _asked(_MANY)), load_started_tasks(sweep)
+    search, tasks = _search(sweep, _write_search(_MANY)), load_started_tasks(sweep)
     for task in tasks:
         wait_at_barrier()
         search.record_outcome(task)
@@ -153,15 +153,17 @@ def _tell_of_all(folder: Path) -> list[str]:
 
 
 def test_drivers_that_see_a_task_end_record_it_once(sweep: SweepFolder) -> None:
-    search = _search(sweep, _asked(_MANY))
+    search = _search(sweep, _write_search(_MANY))
     while (task := search.propose_task()) is not None:
         write_ended_task(sweep, task, "failed")
-    assert len(run_concurrently(_tell_of_all, sweep.path)) == PROCESS_COUNT * 9
-    assert _search(sweep, _asked(_MANY)).list_unstarted_tasks() == []
+    assert len(run_concurrently(_record_outcomes, sweep.path)) == PROCESS_COUNT * 9
+    assert _search(sweep, _write_search(_MANY)).list_unstarted_tasks() == []
 
 
 def test_lost_study_is_an_error_before_trials_run_again(sweep: SweepFolder) -> None:
-    specification = _asked("trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
+    specification = _write_search(
+        "trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
+    )
     lost = _run(sweep, specification)[0]
     for content in (b"damaged", b""):  # empty as SQLite creates it; Windows cannot remove an open file
         sweep.study.write_bytes(content)
@@ -179,7 +181,9 @@ def test_lost_study_is_an_error_before_trials_run_again(sweep: SweepFolder) -> N
 
 
 def test_trials_of_a_dead_driver_are_run_or_recorded(sweep: SweepFolder) -> None:
-    specification = _asked("trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
+    specification = _write_search(
+        "trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
+    )
     dead = _search(sweep, specification)
     proposed = [dead.propose_task() for _ in range(2)]
     first, second = (task for task in proposed if task is not None)
@@ -196,7 +200,7 @@ def test_trials_of_a_dead_driver_are_run_or_recorded(sweep: SweepFolder) -> None
 @pytest.mark.parametrize("chosen", [(), ("x",), ("x", "kind")], ids=["nothing", "some", "a repetition"])
 def test_trial_of_a_driver_killed_while_choosing_does_not_count(sweep: SweepFolder, chosen: tuple[str, ...]) -> None:
     text = _TWO.replace("KINDS", "[a, b]")
-    before = _run(sweep, _asked(text.format(2)))
+    before = _run(sweep, _write_search(text.format(2)))
     import optuna
 
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep.study.as_posix()}")
@@ -207,20 +211,20 @@ def test_trial_of_a_driver_killed_while_choosing_does_not_count(sweep: SweepFold
             trial.suggest_int("x", 1, 999)
         if "kind" in chosen:
             trial.suggest_categorical("kind", ["a", "b"])
-    assert len(_run(sweep, _asked(text.format(6)))) == 6
+    assert len(_run(sweep, _write_search(text.format(6)))) == 6
 
 
 def test_trials_of_a_rejected_search_space_do_not_count(sweep: SweepFolder) -> None:
-    assert len(_run(sweep, _asked(_TWO.format(2).replace("KINDS", "[a, b]")))) == 2
+    assert len(_run(sweep, _write_search(_TWO.format(2).replace("KINDS", "[a, b]")))) == 2
     for _ in range(3):
         with pytest.raises(UsageError, match="CategoricalDistribution"):
-            _search(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose_task()
-    assert len(_run(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b]")))) == 6
+            _search(sweep, _write_search(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose_task()
+    assert len(_run(sweep, _write_search(_TWO.format(6).replace("KINDS", "[a, b]")))) == 6
 
 
 @pytest.mark.parametrize("odd", ["NaN", "Infinity"])
 def test_nonfinite_values_are_not_recorded_in_the_study(sweep: SweepFolder, odd: str) -> None:
-    specification = _asked(_TWO.format(5).replace("KINDS", "[a, b]"))
+    specification = _write_search(_TWO.format(5).replace("KINDS", "[a, b]"))
     search = _search(sweep, specification)
     while (task := search.propose_task()) is not None:  # the first three trials do not end the search
         result = sweep.task_folder(task.name).path / "out.json"

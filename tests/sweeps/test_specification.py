@@ -111,7 +111,7 @@ def test_path_argument_may_contain_placeholder_characters(path: str) -> None:
     assert task.name == "Lr_1-Seed_7"
 
 
-def test_surprising_yaml_readings_are_found() -> None:
+def test_surprising_yaml_values_are_found() -> None:
     text = "template: {t: 'echo {a} on 016'}\n---\na: [016, 12:30, on, No, 0x1F, 1_000, 0b11, -07]\n"
     assert find_surprising_readings(text) == {
         "016": 14,

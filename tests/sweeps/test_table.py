@@ -34,12 +34,12 @@ SCORES = {
 
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
-    """A sweep of three learning rates with three seeds each."""
-    asked = make_specification(
+    """Return a sweep of three learning rates with three seeds each."""
+    specification = make_specification(
         "template: {t: 'echo {lr} {seed} {same}'}\n---\nlr: [0.1, 0.5, 0.9]\nseed: [1, 2, 3]\nsame: 7\n"
     )
     folder = SweepFolder(user_dir / "sweep")
-    for task in plan_tasks(asked).tasks:
+    for task in plan_tasks(specification).tasks:
         write_ended_task(folder, task)
         write_finished_run(folder.task_folder(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"])
     return folder
@@ -51,14 +51,14 @@ def test_best_combination_is_first_with_mean_and_deviation(sweep: SweepFolder) -
     best = flatten_row(rows[0])
     assert best["auroc"] == pytest.approx(statistics.mean([0.70, 0.79, 0.76]))
     assert best["auroc_sd"] == pytest.approx(statistics.stdev([0.70, 0.79, 0.76]))
-    assert best["loss"] == pytest.approx(1 - best["auroc"])  # of the same validation
+    assert best["loss"] == pytest.approx(1 - best["auroc"])  # from the same validation
     assert best["validated_on"] == "dev_seen"
-    by_loss = build_table(sweep, metric="loss")  # smaller is better
+    by_loss = build_table(sweep, metric="loss")  # a smaller loss is better
     assert [line.parameters["lr"] for line in by_loss] == [0.5, 0.1, 0.9]
     assert {next(iter(line.metrics)) for line in by_loss} == {"loss"}
 
 
-def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
+def test_task_without_a_score_is_not_counted(sweep: SweepFolder) -> None:
     without, scored, *_ = load_started_tasks(sweep)
     for task in (without, scored):  # as if a driver had run only some of their commands
         write_ended_task(sweep, task)
@@ -123,7 +123,7 @@ def test_progress_includes_updates_known_only_from_validation(sweep: SweepFolder
     run = folder.newest_run()
     assert run is not None
     log = EventLog(run.events, "1")
-    for update, final in ((40, False), (20, True)):  # the final one is of the best checkpoint
+    for update, final in ((40, False), (20, True)):  # the final validation uses the best checkpoint
         log.write("val", update=update, metrics={}, final=final, data={"split": "dev_seen", "rows": 8})
     progress = read_task_progress(folder)
     assert (progress["update"], progress["max_updates"], progress["left"]) == (40, 40, 0)

@@ -38,21 +38,21 @@ _CPU = Slot(0, "cpu", {})
 _FAILS = "import sys; sys.exit('no')"
 
 
-def _asked(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
+def _make_specification(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
     template = "{train: 'echo {a} {b}', test: 'echo {a}'}"
     return make_specification(f"template: {template}\ndefault: {{b: {default}}}\n---\na: {values}\n")
 
 
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
-    """An empty folder of a sweep."""
+    """Return an empty folder of a sweep."""
     folder = SweepFolder(user_dir / "sweep")
     folder.path.mkdir()
     return folder
 
 
-def _now(sweep: SweepFolder, specification: Specification | None = None) -> list[Task]:
-    return merge_tasks(plan_tasks(specification or _asked()).tasks, load_started_tasks(sweep))
+def _load_tasks(sweep: SweepFolder, specification: Specification | None = None) -> list[Task]:
+    return merge_tasks(plan_tasks(specification or _make_specification()).tasks, load_started_tasks(sweep))
 
 
 def _run(
@@ -69,20 +69,20 @@ def _run(
 
 
 def test_successful_task_has_no_remaining_commands(sweep: SweepFolder) -> None:
-    for task in _now(sweep):
+    for task in _load_tasks(sweep):
         assert _run(sweep, task)[0].state == "success"
-    again = _now(sweep, _asked("[1, 2, 3, 4]"))
+    again = _load_tasks(sweep, _make_specification("[1, 2, 3, 4]"))
     assert [task.remaining_commands for task in again] == [[], [], [], ["train", "test"]]
     assert [task.state for task in again] == [*["success"] * 3, "queued"]
     assert [_run(sweep, task)[1] for task in again] == [False, False, False, True]
 
 
 def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -> None:
-    first = _now(sweep)[0]
+    first = _load_tasks(sweep)[0]
     failed, _ = _run(sweep, first, "", _FAILS)
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
     assert load_task(sweep.task_folder("A_1")) == replace(failed, commands=("train", "test"))
-    current = _now(sweep)[0]
+    current = _load_tasks(sweep)[0]
     assert (current.state, current.remaining_commands, current.starts) == ("failed", ["test"], 1)
     assert _run(sweep, first)[0] == failed  # a driver that started before the failure does not run it again
     assert _run(sweep, current)[0].state == "success"
@@ -90,37 +90,39 @@ def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -
 
 
 def test_finished_commands_can_be_reset(sweep: SweepFolder) -> None:
-    _run(sweep, _now(sweep)[0])
+    _run(sweep, _load_tasks(sweep)[0])
     for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
         with file_lock(sweep.task_folder("A_1").lock), pytest.raises(UsageError):
-            _now(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
-        assert _now(sweep)[0].remaining_commands == []
-        _now(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
-        assert (_now(sweep)[0].state, _now(sweep)[0].remaining_commands) == ("queued", left)
-        _run(sweep, _now(sweep)[0])
-    assert (_now(sweep)[0].state, _now(sweep)[0].starts) == ("success", 3)
-    _now(sweep)[1].with_commands_reset(["train"]).reset_record(sweep.task_folder("A_2"), UsageError("busy"))
+            _load_tasks(sweep)[0].with_commands_reset(commands).reset_record(
+                sweep.task_folder("A_1"), UsageError("busy")
+            )
+        assert _load_tasks(sweep)[0].remaining_commands == []
+        _load_tasks(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
+        assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].remaining_commands) == ("queued", left)
+        _run(sweep, _load_tasks(sweep)[0])
+    assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].starts) == ("success", 3)
+    _load_tasks(sweep)[1].with_commands_reset(["train"]).reset_record(sweep.task_folder("A_2"), UsageError("busy"))
     assert not sweep.task_folder("A_2").path.exists()
 
 
 def test_running_one_command_leaves_the_other_queued(sweep: SweepFolder) -> None:
-    assert _run(sweep, _now(sweep)[0], commands=("test",))[0].state == "success"
-    assert next((task.state, task.remaining_commands) for task in _now(sweep)) == ("queued", ["train"])
+    assert _run(sweep, _load_tasks(sweep)[0], commands=("test",))[0].state == "success"
+    assert next((task.state, task.remaining_commands) for task in _load_tasks(sweep)) == ("queued", ["train"])
 
 
 def test_started_tasks_outside_the_specification_are_listed(sweep: SweepFolder) -> None:
-    write_ended_task(sweep, _now(sweep)[1], "failed")
+    write_ended_task(sweep, _load_tasks(sweep)[1], "failed")
     sweep.specification.write_text("template: {train: 'echo {a}'}\n---\na: [3, 4]\n", encoding="utf-8")
     listed = [(task.name, task.state) for task in list_tasks(sweep)]
     assert listed == [("A_3", "queued"), ("A_4", "queued"), ("A_2", "failed")]
 
 
 def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
-    for task in _now(sweep):
+    for task in _load_tasks(sweep):
         write_ended_task(sweep, task)
-    late = plan_tasks(_asked(default=5)).tasks[0]  # planned before the others started
+    late = plan_tasks(_make_specification(default=5)).tasks[0]  # planned before the others started
     assert _run(sweep, late)[0].state == "success"
-    now = _now(sweep, _asked(default=5))
+    now = _load_tasks(sweep, _make_specification(default=5))
     assert [task.state for task in now] == ["success", "queued", "queued"]
     assert len({task.name.casefold() for task in [*load_started_tasks(sweep), *now]}) == 6
     assert read_yaml(sweep.task_folder("A_1").param)["b"] == 0
@@ -128,8 +130,8 @@ def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
 
 @pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
 def test_values_with_equal_spelling_can_be_added_to_a_sweep(sweep: SweepFolder, values: tuple[str, str]) -> None:
-    write_ended_task(sweep, _now(sweep, _asked(values[0]))[0])
-    assert [task.state for task in _now(sweep, _asked(values[1]))] == ["queued", "success"]
+    write_ended_task(sweep, _load_tasks(sweep, _make_specification(values[0]))[0])
+    assert [task.state for task in _load_tasks(sweep, _make_specification(values[1]))] == ["queued", "success"]
 
 
 _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.floats(allow_nan=False))
@@ -147,33 +149,33 @@ def test_task_with_any_values_is_recognized_again(
     assert [current.key for current in load_started_tasks(sweep)] == [task.key]
 
 
-def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
-    for task in _now(sweep)[:2]:
+def test_task_with_a_deleted_folder_runs_again(sweep: SweepFolder) -> None:
+    for task in _load_tasks(sweep)[:2]:
         write_ended_task(sweep, task)
     for file in sweep.task_folder("A_2").path.iterdir():
         file.unlink()
     sweep.task_folder("A_2").path.rmdir()
-    assert [task.state for task in _now(sweep)] == ["success", "queued", "queued"]
+    assert [task.state for task in _load_tasks(sweep)] == ["success", "queued", "queued"]
 
 
 def test_task_of_a_dead_driver_is_locked_until_its_processes_end(sweep: SweepFolder) -> None:
-    task = write_ended_task(sweep, _now(sweep)[0], "running")
+    task = write_ended_task(sweep, _load_tasks(sweep)[0], "running")
     with file_lock(sweep.task_folder("A_1").lock):
-        assert _now(sweep)[0].state == "running"
+        assert _load_tasks(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
-    current = _now(sweep)[0]
+    current = _load_tasks(sweep)[0]
     assert (current.state, current.starts) == ("queued", 1) and "died" in str(current.message)
     assert _run(sweep, task)[0].state == "success"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
 def test_unreadable_record_loses_no_result(sweep: SweepFolder, content: str) -> None:
-    write_ended_task(sweep, _now(sweep)[0])
+    write_ended_task(sweep, _load_tasks(sweep)[0])
     sweep.task_folder("A_1").record_file.write_text(content, encoding="utf-8")
-    assert _now(sweep)[0].state == "success"
+    assert _load_tasks(sweep)[0].state == "success"
     sweep.task_folder("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
-    assert _now(sweep)[0].remaining_commands == ["train", "test"]
-    assert _run(sweep, _now(sweep)[0])[0].state == "success"
+    assert _load_tasks(sweep)[0].remaining_commands == ["train", "test"]
+    assert _run(sweep, _load_tasks(sweep)[0])[0].state == "success"
 
 
 @pytest.mark.parametrize("name", ["param", "task.json"])
@@ -182,10 +184,10 @@ def test_missing_task_files_are_an_error_before_commands_run_again(
     sweep: SweepFolder, name: str, content: str | None
 ) -> None:
     folder = sweep.task_folder("A_1")
-    _run(sweep, _now(sweep)[0], _FAILS)
+    _run(sweep, _load_tasks(sweep)[0], _FAILS)
     write_finished_run(folder, 0.5)
     require_intact_records(folder)
-    _now(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
+    _load_tasks(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
     require_intact_records(folder)  # a reset record is not a lost one
     (folder.path / name).unlink()
     if content is not None:
@@ -196,14 +198,14 @@ def test_missing_task_files_are_an_error_before_commands_run_again(
 
 def test_error_for_a_wrong_type_names_the_field(sweep: SweepFolder) -> None:
     folder = sweep.task_folder("A_1")
-    _run(sweep, _now(sweep)[0], _FAILS)
+    _run(sweep, _load_tasks(sweep)[0], _FAILS)
     write_finished_run(folder, 0.5)
     write_json(folder.record_file, {**read_json(folder.record_file), "finished": 5})
     with pytest.raises(DataError, match=r"task\.json is missing or damaged .*array.*int.*\$\.finished"):
         require_intact_records(folder)
 
 
-def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: SweepFolder) -> None:
+def test_names_in_files_and_records_cannot_lead_outside_the_sweep_folder(sweep: SweepFolder) -> None:
     (sweep.path.parent / "victim").mkdir()
     odd = ["..", "../victim", "/", "/etc", "C:\\x", "..\\victim", "\\\\host\\x", "", "nul", "a/../../victim/.."]
     for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
@@ -212,28 +214,28 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
             for task in plan_tasks(specification).tasks:
                 assert sweep.task_folder(task.name).path.resolve().parent == sweep.path.resolve()
                 assert sweep.task_folder(task.with_unique_name().name).path.resolve().parent == sweep.path.resolve()
-    task = write_ended_task(sweep, _now(sweep)[0])
+    task = write_ended_task(sweep, _load_tasks(sweep)[0])
     write_json(sweep.task_folder(task.name).record_file, {"name": "../victim", "runs": {"train": {"run": "../victim"}}})
     write_yaml(sweep.task_folder(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"})
     assert [current.name for current in load_started_tasks(sweep)] == [task.name]
 
 
 def test_mlrunner_folder_is_read_from_param_and_stat(sweep: SweepFolder) -> None:
-    for task, state in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
+    for task, state in zip(_load_tasks(sweep), ("finished", "failed", "running"), strict=True):
         folder = sweep.task_folder(task.name)
         folder.path.mkdir()
         write_yaml(folder.param, {**task.values, "_name": task.name, "_output": "x", "_time": "y"})
         write_yaml(folder.stat, {"train": "finished", "test": state})
-    states = [(task.state, task.remaining_commands) for task in _now(sweep)]
+    states = [(task.state, task.remaining_commands) for task in _load_tasks(sweep)]
     assert states == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
 
 
 def test_record_of_an_earlier_version_without_commands_is_read(sweep: SweepFolder) -> None:
-    task, *_ = _now(sweep)
+    task, *_ = _load_tasks(sweep)
     folder = sweep.task_folder(task.name)
     folder.path.mkdir()
     write_yaml(folder.param, {**task.values, "_scripts": {"train": "echo 1 0"}})
     write_yaml(folder.stat, {"train": "finished", "test": "failed"})
     write_json(folder.record_file, {"state": "failed", "starts": 2})
-    now, *_ = _now(sweep)
+    now, *_ = _load_tasks(sweep)
     assert (now.name, now.state, now.remaining_commands, now.starts) == (task.name, "failed", ["test"], 2)

@@ -18,13 +18,13 @@ from tests.worlds.report_world import ReportWorld
 
 @pytest.fixture
 def world(user_dir: Path) -> ReportWorld:
-    """A data folder and a folder of runs, in a folder with a non-ASCII name and spaces."""
+    """Return a data folder and a folder of runs, in a folder with a non-ASCII name and spaces."""
     return report_world.make(user_dir, draw_images=False)
 
 
 @pytest.fixture(scope="session")
 def server(shared_folder: Path) -> Iterator[str]:
-    """Address of the server, which is started once."""
+    """Return the address of the server, which is started once."""
     with mlflow_server.shared_server(shared_folder / "mlflow") as url:
         yield url
 
@@ -33,7 +33,7 @@ def server(shared_folder: Path) -> Iterator[str]:
 def mlflow(
     server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> mlflow_server.MlflowExperiment:
-    """The server's experiment for this test, to which runs are sent."""
+    """Return the server's experiment for this test, to which runs are sent."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
     return mlflow_server.MlflowExperiment(server, request.node.name)

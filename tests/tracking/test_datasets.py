@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
-    """The stub servers."""
+    """Return the stub servers."""
     with ClearMLStub.serving(tmp_path / "clearml", monkeypatch) as servers:
         yield servers
 

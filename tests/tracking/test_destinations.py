@@ -15,7 +15,7 @@ from mmf_win.tracking.mlflow_tracker import MLflowTracker
 from mmf_win.tracking.tracker import retry_advice
 from mmf_win.tracking.upload import load_upload_states
 from tests.tracking.conftest import run_follower
-from tests.tracking.test_wandb import folders
+from tests.tracking.test_wandb import list_folders
 from tests.worlds.mlflow_server import requires_mlflow_server
 from tests.worlds.report_world import ReportWorld
 from tests.worlds.tools import MmfwRunner, requires_package
@@ -27,7 +27,7 @@ needs_mlflow = requires_package("mlflow")
 
 @pytest.fixture(autouse=True)
 def mmfw_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without settings of trackers, which is also the current directory."""
+    """Return a home without settings of trackers, which is also the current directory."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -64,7 +64,7 @@ def test_offline_run_is_in_a_folder_and_a_note_says_so(
     [pushed], notes = push(world, "--to", "wandb")
     [sent] = load_upload_states(run)
     assert pushed["upload"] == sent.upload == sent.address.split()[0] == "offline"
-    assert sent.link == str(run.tracking) and len(folders(run)) == 1
+    assert sent.link == str(run.tracking) and len(list_folders(run)) == 1
     assert "W&B is offline; run `wandb sync" in notes
 
 
@@ -83,7 +83,9 @@ def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
     assert "nothing is uploaded" in notes and "WANDB_MODE=online" in notes
     assert load_upload_states(run) == [] and not run.tracking.exists()
     assert run_follower("wandb", run).returncode == 3
-    assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
+    assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), (
+        "a follower must not record data as sent either"
+    )
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
     assert "nothing is uploaded" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "the training starts anyway"
 
@@ -219,7 +221,7 @@ def test_databricks_key_is_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
     monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("DATABRICKS_TOKEN", "k")
-    assert not MLflowTracker().require_settings(), "it is not probed"
+    assert not MLflowTracker().require_settings(), "the server must not be contacted"
 
 
 @pytest.mark.parametrize(

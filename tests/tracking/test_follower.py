@@ -70,7 +70,7 @@ def test_unreachable_tracker_does_not_delay_another_with_fake_followers(
             first.wait_for_processes()
             ending.start()
         ending.join()
-    assert file.exists(), "the second was waited for until it ended by itself"
+    assert file.exists(), "the second follower was not killed before its end"
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert dead.name in warning and run.id in warning
 
@@ -79,7 +79,7 @@ def test_follower_of_a_hanging_fake_tracker_ends_and_logs_the_location(world: Re
     command = [sys.executable, "-c", _STUCK, str(world.add_run().path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        log = process.stderr.read().decode()  # its input stays open, as mmfw is still running
+        log = process.stderr.read().decode()  # the input stays open, like while mmfw is running
     assert process.returncode and "in wait" in log and "in upload_new" in log
 
 
@@ -93,7 +93,7 @@ def test_failed_upload_is_recorded_and_completed_by_the_next_follower(world: Rep
         return done.returncode, json.loads(done.stdout)
 
     code, (steps, _) = follow("close")
-    assert code and steps, "it fails after all was handed over"
+    assert code and steps, "closing fails after all data was passed to the tracker"
     [sent] = load_upload_states(run)
     assert sent.error and not sent.events, "data that may not have arrived is not recorded"
     assert follow() == (0, [list(range(10, 121, 10)), ["running", "done"]])

@@ -53,7 +53,7 @@ runpy.run_module("mmf_win.tracking.follower", run_name="__main__")
 """
 
 
-def points_of(run: Run, name: str, first: int = 0) -> list[tuple[int, int, float]]:
+def expected_points(run: Run, name: str, first: int = 0) -> list[tuple[int, int, float]]:
     """Return the expected points of a training series: update, milliseconds and value."""
     events = [event for event in read_events(run.events)[first:] if event["kind"] == "train"]
     return [(event["update"], round(event["t"] * 1000), event[name]) for event in events]
@@ -82,8 +82,8 @@ def test_data_of_a_run_is_sent_once(
     [pushed] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
     stored_run = mlflow.only_run()
     assert pushed["new"] and pushed["id"] == stored_run.info.run_id and stored_run.info.run_name == run.id
-    assert mlflow.points("train/loss") == points_of(run, "loss")
-    assert mlflow.points("train/max_mem_mib") == points_of(run, "max_mem_mib")
+    assert mlflow.points("train/loss") == expected_points(run, "loss")
+    assert mlflow.points("train/max_mem_mib") == expected_points(run, "max_mem_mib")
     assert [step for step, _, _ in mlflow.points("val/auroc")] == [30, 60, 90, 120]
     assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (START_TIME + 500)), 0.71)]
     assert f"{SPLIT}/threshold" not in mlflow.series_names()
@@ -114,7 +114,7 @@ def test_follower_killed_before_saving_its_state_sends_each_point_once(
         assert killed.returncode == -signal.SIGKILL, killed.stdout
     assert run_follower("mlflow", run).returncode == 0
     for name in ("loss", "lr", "epoch", "updates_per_s"):
-        assert mlflow.points(f"train/{name}") == points_of(run, name)
+        assert mlflow.points(f"train/{name}") == expected_points(run, name)
 
 
 def test_server_receives_events_from_its_downtime(
@@ -145,7 +145,7 @@ def test_server_receives_events_from_its_downtime(
             append_events(run, [{"t": START_TIME, "kind": "note", "attempt": "1", "text": "it is down again"}])
     assert process.returncode == 0
     for name in ("loss", "lr"):
-        assert mlflow.points(f"train/{name}") == points_of(run, name)
+        assert mlflow.points(f"train/{name}") == expected_points(run, name)
 
 
 def test_run_is_found_by_its_key_after_upload_state_was_lost(world: ReportWorld, mlflow: MlflowExperiment) -> None:
@@ -155,7 +155,7 @@ def test_run_is_found_by_its_key_after_upload_state_was_lost(world: ReportWorld,
     for note in run.tracking.glob("*.json"):
         note.unlink()
     assert send(run)
-    assert mlflow.points("train/loss") == points_of(run, "loss")
+    assert mlflow.points("train/loss") == expected_points(run, "loss")
     assert mlflow.only_run().info.run_id == before.info.run_id
 
 
@@ -163,10 +163,10 @@ def test_deleted_run_is_created_again(world: ReportWorld, mlflow: MlflowExperime
     run = world.add_run()
     assert send(run)
     mlflow.client.delete_run(mlflow.only_run().info.run_id)
-    assert not send(run), "the server is not asked"
+    assert not send(run), "no request must be sent to the server"
     append_events(run, attempt_events("2", 120, 140))
     assert send(run)
-    assert mlflow.points("train/loss") == points_of(run, "loss")
+    assert mlflow.points("train/loss") == expected_points(run, "loss")
 
 
 def test_resume_from_an_older_checkpoint_starts_another_branch(world: ReportWorld, mlflow: MlflowExperiment) -> None:
@@ -176,8 +176,8 @@ def test_resume_from_an_older_checkpoint_starts_another_branch(world: ReportWorl
     append_events(run, attempt_events("2", 60, 150, seed=1, device="cpu"))
     run.save_request(world_request := run.request())
     assert send(run)
-    assert mlflow.points("train/loss") == points_of(run, "loss")[:12]
-    assert mlflow.points("train/loss/2") == points_of(run, "loss", first)
+    assert mlflow.points("train/loss") == expected_points(run, "loss")[:12]
+    assert mlflow.points("train/loss/2") == expected_points(run, "loss", first)
     append_events(run, attempt_events("3", 150, 170))  # resumed at the last point, so the branch continues
     append_events(run, attempt_events("4", 100, 120))
     assert send(run)
@@ -193,7 +193,7 @@ def test_resume_from_an_older_checkpoint_starts_another_branch(world: ReportWorl
     ("outcome", "status"),
     [(None, "KILLED"), ("interrupted", "KILLED"), ("nan", "FAILED"), ("cuda_oom", "FAILED"), ("ok", "FINISHED")],
 )
-def test_the_outcome_becomes_the_status(
+def test_outcome_of_a_run_becomes_its_status_in_mlflow(
     world: ReportWorld, mlflow: MlflowExperiment, outcome: Any, status: str
 ) -> None:
     run = world.add_run()
@@ -205,12 +205,12 @@ def test_the_outcome_becomes_the_status(
         AttemptOutcome(outcome).save(run.outcome_file)
     assert send(run)
     assert mlflow.only_run().info.status == status
-    with file_lock(run.training_lock_file):  # it is resumed
+    with file_lock(run.training_lock_file):  # the run is resumed
         assert send(run)
         assert mlflow.only_run().info.status == "RUNNING"
 
 
-def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
+def test_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
     world: ReportWorld, mlflow: MlflowExperiment, tmp_path: Path
 ) -> None:
     run = world.add_run()
@@ -310,7 +310,7 @@ def test_follower_of_a_prediction_does_not_wait_for_a_concurrent_training(
     assert mlflow.only_run().info.status == "RUNNING"
 
 
-def test_a_run_is_not_removed_while_it_is_sent(
+def test_run_is_not_removed_while_it_is_sent(
     world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
@@ -335,19 +335,19 @@ def test_follower_leaves_the_run_to_another_after_mmfw_ended(world: ReportWorld,
 
 
 def test_tasks_that_start_together_get_the_same_tracking_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, keys = threading.Event(), list[str]()
+    is_asking, keys = threading.Event(), list[str]()
 
-    def ask() -> None:
-        asked.set()
+    def request_key() -> None:
+        is_asking.set()
         keys.append(SweepFolder(tmp_path).ensure_tracking_key())
 
-    other, make = threading.Thread(target=ask), uuid.uuid4
+    other, make_uuid = threading.Thread(target=request_key), uuid.uuid4
 
     def make_other_key_first() -> uuid.UUID:
-        if not asked.is_set():
+        if not is_asking.is_set():
             other.start()
-            assert asked.wait(60)
-        return make()
+            assert is_asking.wait(60)
+        return make_uuid()
 
     monkeypatch.setattr(folder, "uuid4", make_other_key_first)
     keys.append(SweepFolder(tmp_path).ensure_tracking_key())

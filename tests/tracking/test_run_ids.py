@@ -13,7 +13,7 @@ from tests.tracking.test_clearml import ClearMLStub, stub  # noqa: F401
 from tests.tracking.test_clearml import push as push_to_clearml
 from tests.tracking.test_destinations import mmfw_home, push  # noqa: F401
 from tests.tracking.test_mlflow import send
-from tests.tracking.test_wandb import folders, of_kind, series, training_points
+from tests.tracking.test_wandb import list_folders, read_records_of_kind, read_series, training_points
 from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 from tests.worlds.report_world import START_TIME, ReportWorld
 from tests.worlds.tools import MmfwRunner, requires_package
@@ -24,7 +24,7 @@ needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearm
 VARIABLES = {"mlflow": "MLFLOW_RUN_ID", "clearml": "CLEARML_TASK_ID", "wandb": "WANDB_RUN_ID"}
 
 
-def of_sweep(world: ReportWorld) -> Path:
+def make_sweep(world: ReportWorld) -> Path:
     """Create a sweep of two runs."""
     sweep = world.save / "sweeps" / "grid"
     for number, task in enumerate(("lr=1", "lr=2")):
@@ -54,7 +54,7 @@ def test_named_mlflow_run_is_used_and_kept(
     monkeypatch.delenv("MLFLOW_RUN_ID")
     assert not send(run)
     run.outcome_file.unlink()
-    assert send(run), "it is killed now"
+    assert send(run), "the run now counts as killed"
     assert load_upload_states(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
     assert mlflow.only_run().info.run_id == first
 
@@ -83,16 +83,16 @@ def test_run_of_a_wandb_agent_is_used_and_kept(world: ReportWorld, monkeypatch: 
     for name, value in {"RUN_ID": "agent1", "SWEEP_ID": "sw33p", "PROJECT": "theirs"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     [sent], _ = push(world, "--to", "wandb")
-    [folder] = folders(run)
-    [about] = of_kind(folder, "run")
+    [folder] = list_folders(run)
+    [about] = read_records_of_kind(folder, "run")
     assert sent["id"] == about.run_id == "agent1" and (about.sweep_id, about.project) == ("sw33p", "theirs")
-    assert series(folder, "train/loss") == training_points(run, "loss")
+    assert read_series(folder, "train/loss") == training_points(run, "loss")
     monkeypatch.delenv("WANDB_RUN_ID")
     assert not push(world, "--to", "wandb")[0][0]["new"]
     run.outcome_file.unlink()
     [sent], _ = push(world, "--to", "wandb")
-    assert sent["id"] == "agent1" and len(folders(run)) == 2
-    assert {of_kind(upload, "run")[0].run_id for upload in folders(run)} == {"agent1"}
+    assert sent["id"] == "agent1" and len(list_folders(run)) == 2
+    assert {read_records_of_kind(upload, "run")[0].run_id for upload in list_folders(run)} == {"agent1"}
 
 
 @needs_wandb
@@ -106,7 +106,7 @@ def test_wandb_sweep_without_a_run_id_creates_no_random_run(
     run.tracking.mkdir()
     key = Uploader(run, to, UploadOptions())
     [sent], _ = push(world, "--to", "wandb")
-    [about] = of_kind(folders(run)[0], "run")
+    [about] = read_records_of_kind(list_folders(run)[0], "run")
     assert about.run_id == sent["id"] and len(sent["id"]) == 32 and about.project == "hateful-memes"
     assert key.upload_state.id is None and about.sweep_id == ""
 
@@ -120,7 +120,7 @@ def test_named_run_is_rejected_if_several_are_sent(
         monkeypatch.setenv(variable, "given" if package == name else "")
     monkeypatch.setattr("mmf_win.tracking.tracker.Tracker.require_usable", lambda self: None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    sweep, other = of_sweep(world), world.add_run("other")
+    sweep, other = make_sweep(world), world.add_run("other")
     tasks = [Run(path) for path in sweep.glob("*/mmbt_grid/*")]
     for run in tasks:
         write_checkpoint(run.checkpoints / "best.ckpt", 20)
@@ -141,7 +141,7 @@ def test_named_task_is_used_for_a_run_of_a_sweep_and_rejected_offline(
     stub: ClearMLStub,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of_sweep(world)
+    make_sweep(world)
     task_id = stub._tasks_create(name="queued", tags=[], status="in_progress")["id"]
     monkeypatch.setenv("CLEARML_TASK_ID", task_id)
     [sent] = push_to_clearml(world, "sweeps/grid/lr=1")

@@ -22,13 +22,13 @@ EVERY_TEN = list(range(10, 121, 10))
 
 @pytest.fixture
 def tracker() -> RecordingTracker:
-    """A tracker without data."""
+    """Return a tracker without data."""
     return RecordingTracker()
 
 
 @pytest.fixture
 def run(world: ReportWorld) -> Run:
-    """A finished run of 120 updates, sent to no tracker yet."""
+    """Return a finished run of 120 updates that was not sent to a tracker."""
     run = world.add_run()
     run.tracking.mkdir()
     return run
@@ -39,13 +39,13 @@ def send(run: Run, tracker: RecordingTracker, **what: Any) -> bool:
     return Uploader(run, tracker, UploadOptions(**what)).upload_new()
 
 
-def note_of(run: Run) -> dict[str, Any]:
+def read_upload_state(run: Run) -> dict[str, Any]:
     """Return the upload state on disk."""
     [file] = run.tracking.glob("*.json")
     return dict(read_json(file))
 
 
-def test_a_finished_run_arrives_with_its_points_settings_files_and_state(run: Run, tracker: RecordingTracker) -> None:
+def test_finished_run_arrives_with_its_points_settings_files_and_state(run: Run, tracker: RecordingTracker) -> None:
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
     assert tracker.steps("val/auroc") == [30, 60, 90, 120]
@@ -72,11 +72,11 @@ def test_run_of_an_earlier_version_continues_its_series(run: Run, tracker: Recor
     assert not tracker.steps("val/auroc")
 
 
-def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
+def test_data_that_arrived_is_not_sent_twice(run: Run, tracker: RecordingTracker) -> None:
     assert send(run, tracker)
     calls = tracker.call_count
     assert not send(run, tracker)
-    assert tracker.call_count == calls, "the tracker is not asked"
+    assert tracker.call_count == calls, "no call must be made to the tracker"
 
 
 @pytest.mark.parametrize("process", ["the same", "a new one"])
@@ -108,7 +108,7 @@ def test_file_that_failed_to_arrive_is_sent_again(run: Run, tracker: RecordingTr
     tracker.failing_methods = {"file request.json"}
     with pytest.raises(ConnectionError):
         send(run, tracker)
-    assert "request.json" not in note_of(run)["files"]
+    assert "request.json" not in read_upload_state(run)["files"]
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"], "the copy is removed"
     tracker.failing_methods = set()
     assert send(run, tracker)
@@ -145,7 +145,7 @@ def test_events_sent_before_a_failure_are_not_sent_again(
     monkeypatch.setattr(tracker, "log_metrics", fail_the_second)
     with pytest.raises(ConnectionError):
         send(run, tracker)
-    assert 0 < note_of(run)["events"]["events.jsonl"] < 20_000 / 10
+    assert 0 < read_upload_state(run)["events"]["events.jsonl"] < 20_000 / 10
     assert send(run, tracker)
     assert tracker.steps("train/loss") == list(range(10, 20_001, 10))
 
@@ -190,7 +190,7 @@ def test_upload_state_of_a_buffering_tracker_is_saved_on_close(run: Run) -> None
     assert sender.upload_new()
     with pytest.raises(ConnectionError):
         sender.close()
-    assert (note_of(run)["events"], note_of(run)["files"]) == ({}, {})
+    assert (read_upload_state(run)["events"], read_upload_state(run)["files"]) == ({}, {})
     again = BufferingTracker()
     sender = Uploader(run, again, UploadOptions())
     assert sender.upload_new()
@@ -220,7 +220,7 @@ def test_nonfinite_values_are_not_sent(run: Run, tracker: RecordingTracker) -> N
     assert sent & {f"val/{name}" for name in metrics} == {"val/fine"}
 
 
-def test_a_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: RecordingTracker) -> None:
+def test_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: RecordingTracker) -> None:
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
@@ -280,7 +280,7 @@ def test_page_is_sent_only_on_request(run: Run, tracker: RecordingTracker) -> No
 def test_state_file_of_an_unsent_wandb_run_is_ignored(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
     [note] = run.tracking.glob("*.json")
-    write_json(note, {**note_of(run), "link": None})
+    write_json(note, {**read_upload_state(run), "link": None})
     again = RecordingTracker()
     assert load_upload_states(run) == [] and send(run, again)
     assert again.sent_points == tracker.sent_points

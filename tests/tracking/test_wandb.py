@@ -46,7 +46,7 @@ def push(run: Run, *words: str) -> dict[str, Any]:
     return pushed[0]
 
 
-def folders(run: Run) -> list[Path]:
+def list_folders(run: Run) -> list[Path]:
     """Return W&B's folders of a run, one per upload."""
     return sorted(run.tracking.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime_ns)
 
@@ -65,12 +65,12 @@ def records(folder: Path) -> Iterator[Any]:
         _, length, part = struct.unpack_from("<IHB", data, at)
         record += data[at + _HEADER : at + _HEADER + length]
         at += _HEADER + length
-        if part in (1, 4):  # all of it, or its last part
+        if part in (1, 4):  # a complete record, or its last part
             yield Record.FromString(record)
             record = b""
 
 
-def of_kind(folder: Path, kind: str) -> list[Any]:
+def read_records_of_kind(folder: Path, kind: str) -> list[Any]:
     """Return the contents of a folder's records of one kind."""
     matching = (record for record in records(folder) if record.WhichOneof("record_type") == kind)
     return [getattr(record, kind) for record in matching]
@@ -81,9 +81,9 @@ def values(items: Any) -> dict[str, Any]:
     return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
 
 
-def series(folder: Path, name: str) -> list[tuple[int, float, float]]:
+def read_series(folder: Path, name: str) -> list[tuple[int, float, float]]:
     """Return the points of a series: update, time and value."""
-    rows = [values(row.item) for row in of_kind(folder, "history")]
+    rows = [values(row.item) for row in read_records_of_kind(folder, "history")]
     return [(row["update"], row["_timestamp"], row[name]) for row in rows if name in row]
 
 
@@ -103,25 +103,25 @@ def test_data_of_a_run_is_sent_once_without_machine_details(world: ReportWorld) 
     csv = world.add_predictions(run)
     write_json(metrics_file.metrics_path(csv), scores)
     sent = push(run)
-    [folder] = folders(run)
+    [folder] = list_folders(run)
     assert sent["new"] and sent["link"] == str(run.tracking)
-    [about] = of_kind(folder, "run")
+    [about] = read_records_of_kind(folder, "run")
     assert (about.run_id, about.project, about.display_name) == (sent["id"], "hateful-memes", run.id)
     assert not (about.host or about.HasField("git"))
-    assert series(folder, "train/loss") == training_points(run, "loss")
-    assert [update for update, _, _ in series(folder, "val/auroc")] == [30, 60, 90, 120]
-    assert series(folder, f"{SPLIT}/auroc") == [(0, START_TIME, 0.71)]
-    settings = values(of_kind(folder, "config")[0].update)
+    assert read_series(folder, "train/loss") == training_points(run, "loss")
+    assert [update for update, _, _ in read_series(folder, "val/auroc")] == [30, 60, 90, 120]
+    assert read_series(folder, f"{SPLIT}/auroc") == [(0, START_TIME, 0.71)]
+    settings = values(read_records_of_kind(folder, "config")[0].update)
     assert (settings["optimizer.params.lr"], settings["env.api_key"]) == ("5e-05", "<secret>")
-    assert values(of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
-    assert {metric.glob_name: metric.step_metric for metric in of_kind(folder, "metric")}["*"] == "update"
+    assert values(read_records_of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
+    assert {metric.glob_name: metric.step_metric for metric in read_records_of_kind(folder, "metric")}["*"] == "update"
     names = {file.name for file in (folder / "files").iterdir()}
     assert names == {"request.json", csv.name, metrics_file.metrics_path(csv).name}
     kept = {".wandb", ".json", ".csv"}
     everything = b"".join(file.read_bytes() for file in folder.rglob("*") if file.suffix in kept)
-    assert b"hunter2" not in everything and b"track" not in everything, "nor the command line"
-    assert of_kind(folder, "exit")[0].exit_code == 0
-    assert not push(run)["new"] and folders(run) == [folder]
+    assert b"hunter2" not in everything and b"track" not in everything, "the command line must not be sent either"
+    assert read_records_of_kind(folder, "exit")[0].exit_code == 0
+    assert not push(run)["new"] and list_folders(run) == [folder]
 
 
 def test_each_upload_creates_a_folder_with_the_new_data(world: ReportWorld) -> None:
@@ -131,24 +131,24 @@ def test_each_upload_creates_a_folder_with_the_new_data(world: ReportWorld) -> N
     append_events(run, attempt_events("2", 60, 100))  # resumed from an earlier checkpoint
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
-    first, second = folders(run)
+    first, second = list_folders(run)
     assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{load_upload_states(run)[0].id}.wandb"}
-    assert len(series(first, "train/loss")) == 12 and series(second, "train/loss") == []
-    assert series(second, "train/loss/2") == training_points(run, "loss", before), "repeated updates are kept"
-    summary = values(of_kind(second, "summary")[0].update)
+    assert len(read_series(first, "train/loss")) == 12 and read_series(second, "train/loss") == []
+    assert read_series(second, "train/loss/2") == training_points(run, "loss", before), "repeated updates are kept"
+    summary = values(read_records_of_kind(second, "summary")[0].update)
     assert summary == {"mmfw.outcome": "interrupted", "resumed_at": "60"}
-    assert of_kind(second, "exit")[0].exit_code == 1
+    assert read_records_of_kind(second, "exit")[0].exit_code == 1
 
 
-def test_a_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world: ReportWorld) -> None:
+def test_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world: ReportWorld) -> None:
     run = world.add_run()
     run.checkpoints.mkdir()
     (run.checkpoints / "best.ckpt").write_bytes(b"weights")
     sweep = ["0" * 32, "sweeps/lr", str(run.path / "a lock")]
     assert run_follower("wandb", run, json.dumps({"models": "best", "sweep": sweep})).returncode == 0
     (run.checkpoints / "best.ckpt").unlink()
-    [folder] = folders(run)
-    assert of_kind(folder, "run")[0].run_group == "sweeps/lr"
+    [folder] = list_folders(run)
+    assert read_records_of_kind(folder, "run")[0].run_group == "sweeps/lr"
     assert (folder / "files" / "best.ckpt").read_bytes() == b"weights"
 
 
@@ -156,10 +156,10 @@ def test_data_not_saved_by_a_killed_follower_is_sent_later(world: ReportWorld) -
     run = world.add_run()
     command = module_command("mmf_win.tracking.follower", "wandb", str(run.path), "{}")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        while not [*run.tracking.glob("wandb/*/files/request.json")]:  # which follows the points
+        while not [*run.tracking.glob("wandb/*/files/request.json")]:  # the file is written after the points
             time.sleep(0.02)
             assert process.poll() is None and not any(sent.error for sent in load_upload_states(run))
         process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
     assert [sent.events for sent in load_upload_states(run)] in ([], [{}])
     push(run)
-    assert series(folders(run)[-1], "train/loss") == training_points(run, "loss")
+    assert read_series(list_folders(run)[-1], "train/loss") == training_points(run, "loss")

@@ -36,7 +36,7 @@ def folder(user_dir: Path) -> Path:
 
 @pytest.fixture
 def written_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are written."""
+    """Return a list that records the names of written files."""
     return record_written_names(monkeypatch)
 
 

@@ -74,7 +74,7 @@ def test_other_files_in_the_folder_are_kept(archive: Path, folder: Path) -> None
     assert read_tree(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
 
 
-def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written_names: list[str]) -> None:
+def test_second_extraction_writes_nothing(archive: Path, folder: Path, written_names: list[str]) -> None:
     extract_verified(archive, folder)
     before = file_identities(folder)
     written_names.clear()
@@ -82,7 +82,7 @@ def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written
     assert (file_identities(folder), written_names) == (before, [])
 
 
-def test_another_archive_replaces_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
+def test_different_archive_replaces_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
     extract_verified(archive, folder)
     other = write_tar_gz(user_dir / "other.tar.gz", {"fc7_w.pkl": b"other"})
     manifest = extract_verified(other, folder)
@@ -209,7 +209,7 @@ when, extract = sys.argv[3], Archive.extract
 def watched(*arguments):
     for number, extracted in enumerate(extract(*arguments)):
         if when == "extracting" and number == 2:
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows both kill
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows, SIGTERM kills too
         if when == "waiting" and number == 0:
             print("started", flush=True)
             sys.stdin.readline()

@@ -46,11 +46,11 @@ class Disk:
             self._watch(name)
 
     def fail(self, error: BaseException, fails: Callable[[int], bool]) -> None:
-        """From now on, raise ``error`` instead of the steps (from 1) for which ``fails`` is true."""
+        """Raise ``error`` instead of performing the steps (from 1) for which ``fails`` is true."""
         self._step, self._error, self._fails = 0, error, fails
 
     def recover(self) -> None:
-        """Let everything succeed again."""
+        """Allow all operations again."""
         self._fails = lambda step: False
 
     def _watch(self, name: str) -> None:
@@ -64,7 +64,7 @@ class Disk:
             if fails and not isinstance(self._error, KeyboardInterrupt):
                 raise self._error
             result = change(path, *arguments, **options)
-            if fails:  # an interrupt comes after the system call
+            if fails:  # an interrupt is raised after the system call
                 raise self._error
             return result
 
@@ -132,7 +132,7 @@ def test_killed_completion_is_completed_by_the_next(first: int, user_dir: Path, 
         assert not staging_folder(root).exists()
         if finished:
             break
-    assert second > len(RENAMES) - first + 1, "each step was tried"
+    assert second > len(RENAMES) - first + 1, "not every step was interrupted"
 
 
 @pytest.mark.parametrize("died", [False, True])
@@ -171,7 +171,7 @@ def test_files_are_read_without_a_lock_only_without_lock_support(
 
 
 def test_installation_begun_by_an_earlier_version_is_completed(tmp_path: Path) -> None:
-    """Earlier versions kept all old files in one folder; the first move was made."""
+    """Earlier versions kept all old files in one folder. The first move has been made."""
     staging = staging_folder(tmp_path)
     write_tree({"a": b"new a", "b": b"old b"}, tmp_path)
     write_tree({"new/b": b"new b", "old-x/0": b"old a"}, staging)

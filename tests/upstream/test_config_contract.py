@@ -1,7 +1,7 @@
 """The contract: mmfw composes MMF's configuration, without importing MMF, exactly as MMF does.
 
 For every preset and every configuration of Hateful Memes in MMF's tree, with and without overrides, the whole
-configuration is compared with that of MMF's own ``Configuration``, and so is each entry of MMF's zoo.
+configuration is compared with the result of MMF's ``Configuration``, and so is each entry of MMF's zoo.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ OF_MMBT = (
     f"{DATASET}.processors.text_processor.params.max_seq_length=20",
     f"{DATASET}.annotations.val=own.jsonl",
 )
-# MMF has no such key, or would not do what the override says.
+# MMF has no such key, or would misinterpret the override.
 REFUSED = (
     "learning_rate=1",
     "seed=1",
@@ -131,7 +131,7 @@ FOLLOWING = {
     "scheduler.params.num_training_steps",
 }
 ENVIRONMENT = {"MMF_REPORT_DIR": "отчёты", "MMF_DATASET_ZOO": str(empty_zoo_file()), "MMF_USER_DIR": ""}
-# Keys in which MMF records its own options, and keys that depend on the machine.
+# Keys in which MMF records its command-line options, and keys that depend on the machine.
 NOT_COMPARED = {"config", "model", "datasets", "training.device", "distributed.world_size"}
 
 
@@ -167,7 +167,7 @@ def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[st
     config_file = folder / "own.yaml"
     includes = f"includes: [./beside.yaml, {MMBT[1]}]" if (root / "mmf" / MMBT[1]).is_file() else ""
     config_file.write_text(f"{includes}\ntraining: {{seed: 2}}\n", encoding="utf-8")
-    yield "the user's own configuration", ConfigQuery("mmbt", str(config_file))
+    yield "a user configuration", ConfigQuery("mmbt", str(config_file))
     yield "no configuration", ConfigQuery("mmbt", None, {"training": {"seed": 3}})
 
 
@@ -177,7 +177,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("настройки")
 
 
-@pytest.fixture(scope="module", params=mark_wide(["presets", "presets and MMF's own"], except_for=["presets"]))
+@pytest.fixture(
+    scope="module", params=mark_wide(["presets", "presets and MMF's configurations"], except_for=["presets"])
+)
 def queries(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
     """Return the queries by name."""
     return dict(list_queries(mmf_root, folder, of_mmf=request.param != "presets"))
@@ -222,7 +224,7 @@ def read_leaves(root: Path, folder: Path, query: ConfigQuery) -> dict[str, Any]:
     """Return the leaves of the configuration as mmfw composes it."""
     settings = json.dumps(query.settings)
     config = deepcopy(merged(root, folder, query.model, query.config, settings))
-    config.distributed.world_size = None  # MMF counts devices
+    config.distributed.world_size = None  # MMF counts the devices
     return dict(iter_leaves(OmegaConf.to_container(config, resolve=True)))
 
 
@@ -259,7 +261,7 @@ def test_every_configuration_equals_that_of_mmf(
         assert different <= NOT_COMPARED, name
 
 
-def test_an_override_sets_what_it_says(mmf_configs: dict[str, Any]) -> None:
+def test_overrides_change_only_the_named_keys(mmf_configs: dict[str, Any]) -> None:
     before, after = (dict(iter_leaves(mmf_configs[name])) for name in ("", "MMBT, overridden"))
     set_by_them = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
     changed = {key for key in after if after[key] != before[key]}

@@ -47,14 +47,14 @@ def _fetch(monkeypatch: pytest.MonkeyPatch) -> MmfInstall:
 
 
 class TestGithub:
-    def test_a_commit_is_fetched_and_found(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_commit_is_fetched_and_found(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         assert installed == MmfInstall(mmfw_home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
         assert find_mmf() == installed
         assert find_changed_files(installed) == []
         assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
         link = installed.root / "projects/pythia/link.yaml"
-        assert not link.is_symlink(), "it is a text file on every system"
+        assert not link.is_symlink(), "a link is a text file on every system"
         assert link.read_bytes() == b"../../mmf/configs/real.yaml"
 
     def test_intact_copy_is_not_fetched_again(self, mmfw_home: Path) -> None:
@@ -189,7 +189,7 @@ class TestGithub:
         assert find_mmf().version == VERSION
         assert not staging_folder(mmfw_home / "mmf").exists()
 
-    def test_an_environment_can_be_moved(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_can_be_moved(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _fetch(monkeypatch)
         moved = mmfw_home.rename(mmfw_home.with_name("moved"))
         monkeypatch.setenv("MMFW_HOME", str(moved))
@@ -287,7 +287,7 @@ class TestCheckout:
         assert sorted(checkout.rglob("*")) == before
         assert find_changed_files(find_mmf()) is None
 
-    def test_another_folder_is_refused(self, mmfw_home: Path, checkout: Path) -> None:
+    def test_folder_that_is_not_a_checkout_is_refused(self, mmfw_home: Path, checkout: Path) -> None:
         for folder in ("mmf", "nowhere"):
             with pytest.raises(UsageError, match="not a checkout of MMF"):
                 use_checkout(checkout / folder)

@@ -40,7 +40,7 @@ def test_worker_gets_the_first_visible_gpus(visible: str | None, count: int, lef
 
 
 @pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])
-def test_a_short_run_validates_at_least_five_times(updates: int, interval: int) -> None:
+def test_short_run_validates_at_least_five_times(updates: int, interval: int) -> None:
     assert default_settings.training_settings(updates)["training"]["evaluation_interval"] == interval
 
 
@@ -56,10 +56,10 @@ def test_mmfw_callback_is_added_to_those_of_a_preset() -> None:
     assert default_settings.add_hooks(settings, "1.0.0rc10", "bf16") == settings
 
 
-def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
+def test_prediction_never_copies_only_the_pretrained_part() -> None:
     checkpoint = default_settings.prediction_settings(Path("best.ckpt"), "1.0.0rc10")["checkpoint"]
     assert checkpoint["resume_pretrained"] is False and checkpoint["resume_zoo"] is None
-    assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
+    assert checkpoint["resume"] is False, "with resume, MMF would load current.ckpt instead of the file"
 
 
 def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_openmp_spin_time_is_limited_unless_the_user_sets_it(
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert int(environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "libgomp's own"
+    assert int(environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "the default of libgomp"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert "GOMP_SPINCOUNT" not in environment(mmf_paths, offline=True)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
@@ -87,7 +87,7 @@ def test_worker_reads_utf8_and_downloads_only_if_online(
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
     env = environment(mmf_paths, offline=offline)
     assert env["PYTHONUTF8"] == "1"
-    assert "secret" not in env.values(), "MMF has no business with the archive's password"
+    assert "secret" not in env.values(), "MMF must not get the password of the archive"
     assert env["MMF_DATA_DIR"] == str(mmf_paths.data_dir)
     assert (env.get("HF_HUB_OFFLINE") == "1") == offline
     if offline:

@@ -46,12 +46,12 @@ class TestConfigPath:
         for name in (*MMBT, "configs/models/mmbt/pretrain.yaml"):
             assert config_path(wheel, name) == (wheel / "mmf" / name).resolve()
 
-    def test_in_the_repository_text_links_lead_to_the_real_file(self, unpacked: Path) -> None:
+    def test_text_links_in_the_repository_lead_to_the_real_file(self, unpacked: Path) -> None:
         real = (unpacked / MMBT[1]).resolve()
         for name in (*MMBT, f"mmf/{MMBT[0]}"):
             assert config_path(unpacked, name) == real
 
-    def test_an_absolute_path_is_taken_as_it_is(self, wheel: Path, user_dir: Path) -> None:
+    def test_absolute_path_is_not_changed(self, wheel: Path, user_dir: Path) -> None:
         mine = user_dir / "mine.yaml"
         mine.write_text("{}", encoding="utf-8")
         assert config_path(wheel, str(mine)) == mine.resolve()

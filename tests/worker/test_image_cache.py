@@ -107,7 +107,7 @@ def test_removed_cache_folder_is_created_again(
     world.get()
     shutil.rmtree(world.folder)
     with monkeypatch.context() as patch:
-        # It is removed again before the file is written.
+        # The folder is removed again before the file is written.
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
         world.get()
     world.get()
@@ -133,7 +133,7 @@ def test_full_cache_warns_once_and_keeps_its_files(
 
 
 def test_oldest_files_of_a_nearly_full_cache_are_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    evict_if_nearly_full(world.folder)  # does not exist yet
+    evict_if_nearly_full(world.folder)  # the folder does not exist yet
     for age, recipe in enumerate("abcd"):
         before = set(world.files)
         world.get(recipe)

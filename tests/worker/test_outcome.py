@@ -42,7 +42,7 @@ TORCH_MESSAGES = [
     ("DataLoader worker (pid 7) is killed by signal: Bus error.", "host_oom"),
     ("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)", "host_oom"),
     ("unable to write to file </torch_7_8_9>: No space left on device (28)", "host_oom"),
-    ("can't start new thread", "host_oom"),  # Python's words
+    ("can't start new thread", "host_oom"),  # message of Python
     ("received 0 items of ancdata", "disk"),
     ("PytorchStreamWriter failed writing file data/1: file write failed", "disk"),
     ("Function 'MulBackward0' returned nan values in its 0th output.", "nan"),

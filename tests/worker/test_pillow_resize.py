@@ -17,7 +17,7 @@ pillow_resize = LazyModule("mmf_win.worker.pillow_resize")
 
 pytestmark = requires_package("torch")
 
-# In a subprocess, where the patches let torchvision be imported with any version of torch.
+# Runs in a subprocess, in which the patches make torchvision importable with any version of torch.
 _COMPARE = """
 import json, sys
 from mmf_win.upstream.install import find_mmf

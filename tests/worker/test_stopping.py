@@ -38,7 +38,7 @@ def _train(rank: int, folder: str, stopped_rank: int) -> None:
     micro: Any = SimpleNamespace(batch_size=1, rows=1, is_known_fit=False, fit_key="", search=None)
 
     def save(update: int, iteration: int, update_best: bool) -> None:
-        if rank == 0:  # as MMF does
+        if rank == 0:  # like in MMF
             (root / "saved").write_text(str(update), encoding="utf-8")
 
     resume_state = SimpleNamespace(seed_rank=lambda: None)

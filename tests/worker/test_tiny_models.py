@@ -14,7 +14,7 @@ from mmf_win.runs import presets
 
 pytestmark = pytest.mark.torch
 
-# In a subprocess, because the patches change the process.
+# Runs in a subprocess, because the patches change the process.
 _WRITE_AND_LOAD = """
 import json, sys
 from pathlib import Path

@@ -40,7 +40,7 @@ def search_rows(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tup
     [
         (32, 100_000, 32, 3),
         (32, 4_000, 16, 3),  # 26 rows would fit, but the two parts should be equal
-        (32, 2_900, 16, 3),  # all except a tenth, which the allocator cannot use
+        (32, 2_900, 16, 3),  # the allocator cannot use a tenth of the memory
         (32, 2_800, 11, 3),  # three parts
         (12, 2_000, 6, 3),
         (7, 1_800, 4, 3),

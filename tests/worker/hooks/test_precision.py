@@ -79,7 +79,7 @@ def test_scaler_is_restored_from_a_checkpoint_that_has_one() -> None:
 
 
 def test_supported_precisions_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU data are made up: bf16 requires compute capability 8.0 (Ampere)."""
+    """The GPU data are fake: bf16 requires compute capability 8.0 (Ampere)."""
     assert precision.supports_precision("fp32", torch.device("cpu")) and not precision.supports_precision(
         "bf16", torch.device("meta")
     )
@@ -88,14 +88,14 @@ def test_supported_precisions_of_devices(monkeypatch: pytest.MonkeyPatch) -> Non
         assert precision.supports_precision("bf16", torch.device("cuda")) is is_supported
         assert precision.supports_precision("fp16", torch.device("cuda"))
     monkeypatch.setattr("torch.ops", SimpleNamespace())
-    assert not precision.supports_precision("fp16", torch.device("cpu")), "a torch without oneDNN"
+    assert not precision.supports_precision("fp16", torch.device("cpu")), "torch without oneDNN"
 
 
 @pytest.mark.parametrize(("instructions", "machine", "is_supported"), [(False, "x86_64", False), (True, "AMD64", True)])
 def test_cpu_that_only_emulates_bf16_does_not_support_it(
     monkeypatch: pytest.MonkeyPatch, instructions: bool, machine: str, is_supported: bool
 ) -> None:
-    """The answers of oneDNN and torch are made up: oneDNN also reports bf16 for plain AVX-512."""
+    """The answers of oneDNN and torch are fake: oneDNN also reports bf16 for plain AVX-512."""
     mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True)
     monkeypatch.setattr("torch.ops", SimpleNamespace(mkldnn=mkldnn))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
@@ -106,4 +106,4 @@ def test_cpu_that_only_emulates_bf16_does_not_support_it(
     assert precision.supports_precision("bf16", torch.device("cpu"))
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
-    assert precision.supports_precision("bf16", torch.device("cpu")), "an older torch has no such function"
+    assert precision.supports_precision("bf16", torch.device("cpu")), "older versions of torch lack this function"

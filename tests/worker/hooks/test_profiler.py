@@ -77,7 +77,7 @@ LONG_WAIT = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processo
         (LONG_WAIT, 2, {}, ""),
         (LONG_WAIT, 1, {}, ", less once all images are decoded"),
         (LONG_WAIT, 2, {"micro_batch": 4}, ""),
-        (LONG_WAIT, 2, {"workers": 1}, None),  # memory ran out with more
+        (LONG_WAIT, 2, {"workers": 1}, None),  # more workers had run out of memory
         (replace(LONG_WAIT, waited=0.1), 2, {}, None),
         (replace(LONG_WAIT, processors=1), 2, {}, None),
     ],

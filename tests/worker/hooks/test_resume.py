@@ -60,7 +60,7 @@ def test_row_order_continues_within_an_epoch_with_other_batch_sizes(batch_size: 
     second = loader(batch_size, workers=workers)
     sampler, trainer = start_epoch(2, second, iteration=trainer.current_iteration)
     assert sampler.load_state_dict(position)
-    assert sampler.state_dict() == position, "unchanged before the first row"
+    assert sampler.state_dict() == position, "the position is unchanged before the first row"
     assert train_epoch(sampler, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
     assert sampler.state_dict()["rows"] == _ROWS

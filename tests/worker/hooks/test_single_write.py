@@ -96,8 +96,8 @@ def test_disk_that_fills_up_while_writing_leaves_only_the_old_file(small_disk: P
 
 
 def test_shared_storage_is_counted_once(tmp_path: Path) -> None:
-    whole = torch.zeros(1000)
-    value = {"a": whole, "b": [whole[:10], (whole.view(10, 100),)], "c": torch.zeros(5), "d": "text"}
+    storage = torch.zeros(1000)
+    value = {"a": storage, "b": [storage[:10], (storage.view(10, 100),)], "c": torch.zeros(5), "d": "text"}
     assert checkpoint_io.tensor_bytes(value) == 4 * 1000 + 4 * 5
     torch.save(value, tmp_path / "a.pt")
     assert (tmp_path / "a.pt").stat().st_size > checkpoint_io.tensor_bytes(value)

@@ -24,14 +24,14 @@ from mmf.common.sample import SampleList
 from mmf.modules.losses import MMFLoss
 from mmf_win.worker.hooks import distillation
 distillation.register({"7": 0.9, "8": 0.2}, 0.75)
-loss, found = MMFLoss("cross_entropy"), {}
+loss, losses = MMFLoss("cross_entropy"), {}
 for split in ("train", "val"):
     rows = SampleList()
     rows.id, rows.targets = torch.tensor([8, 7], dtype=torch.int), torch.tensor([1, 0])
     rows.dataset_type, rows.dataset_name = split, "hateful_memes"
     scores = torch.tensor([[1.0, 0.0], [0.0, 2.0]], requires_grad=True)
-    found |= {key: value.item() for key, value in loss(rows, {"scores": scores}).items()}
-print(json.dumps(found))
+    losses |= {key: value.item() for key, value in loss(rows, {"scores": scores}).items()}
+print(json.dumps(losses))
 """
 
 
