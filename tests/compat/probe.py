@@ -1,7 +1,7 @@
-"""Report as JSON what the real MMF does once the patches are active.
+"""Program that prints as JSON how the real MMF behaves with the patches.
 
-``python -m tests.compat.probe MMF_ROOT WORLD``, in a process of its own, since patches change
-the process and importing MMF takes seconds. Each question is a function; the answers go by its name.
+``python -m tests.compat.probe MMF_ROOT WORLD`` runs in a separate process, because patches change the
+process and importing MMF takes seconds. Each probe is a function; the results are keyed by its name.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from tests.worlds import feature_files
 from tests.worlds.tiny_mmf import BOX_COUNT, WORDS, TinyWorld
 
 
-def imported(root: Path, world: TinyWorld) -> Any:
-    """Return the models of transformers and the packages that MMF's entry has imported needlessly."""
+def list_needless_imports(root: Path, world: TinyWorld) -> Any:
+    """Return the models of transformers and the packages that MMF's entry imports needlessly."""
     import mmf_cli.run
     import torch
     from mmf.utils.env import setup_imports
 
     assert mmf_cli.run.setup_imports is setup_imports
     setup_imports()
-    # Older versions of transformers import the package of every model, which is next to nothing.
+    # Older versions of transformers import the package of every model, which is almost empty.
     names = [name.split(".") for name in sys.modules if name.startswith("transformers.models.")]
     models = {model for _, _, model, *module in names if module and module[-1].startswith("modeling_")}
     models -= {"auto", "bert", "roberta"}
-    # Where they are installed, scikit-learn imports pandas by itself, and 1.0.0rc12 matplotlib.
-    # Of the rest, an update needs nothing either; a step of an optimizer must not bring the compiler.
+    # If they are installed, scikit-learn itself imports pandas, and MMF 1.0.0rc12 imports matplotlib.
+    # A training update needs none of the other packages. In particular, an optimizer step must not import the compiler.
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()
     slow = ("torch._dynamo", "torch.distributed.tensor", "sympy", "sklearn", "scipy", "pandas")
     return [sorted(models), sorted({"pytorch_lightning", *slow} & set(sys.modules))]
 
 
-def adamw(root: Path, world: TinyWorld) -> Any:
-    """The defaults of the optimizer that MMF's configurations name."""
+def read_adamw_defaults(root: Path, world: TinyWorld) -> Any:
+    """Return the defaults of the optimizer that MMF's configurations name."""
     from mmf.common.registry import registry
     from torch import nn
 
@@ -54,29 +54,32 @@ def adamw(root: Path, world: TinyWorld) -> Any:
     return {key: optimizer.defaults[key] for key in ("weight_decay", "eps", "lr", "betas")}
 
 
-def retries_offline(root: Path, world: TinyWorld) -> Any:
+def count_offline_retries(root: Path, world: TinyWorld) -> Any:
     """Count the retries of MMF 1.0.0rc12 with and without access to the Hugging Face Hub."""
     import transformers.utils.hub
     from mmf.utils import general
 
-    tries: list[bool] = []
+    offline_attempts: list[bool] = []
     general.time = SimpleNamespace(sleep=lambda _: None)
 
     def fail() -> None:
-        tries.append(transformers.utils.hub.is_offline_mode())
+        offline_attempts.append(transformers.utils.hub.is_offline_mode())
         raise OSError
 
     for offline in (True, False):
         transformers.utils.hub._is_offline_mode = offline
         with suppress(OSError):
             getattr(general, "retry_n", lambda _, call: call())(3, fail)
-    return [tries.count(True), tries.count(False) > 1 or not hasattr(general, "retry_n")]
+    return [offline_attempts.count(True), offline_attempts.count(False) > 1 or not hasattr(general, "retry_n")]
 
 
-def pictures(root: Path, world: TinyWorld) -> Any:
-    """The first pixel of bright 16-bit grey, the sizes of a turned picture, and how often that is logged.
+def read_images(root: Path, world: TinyWorld) -> Any:
+    """Read a 16-bit grey image and an image with an EXIF rotation.
 
-    It is turned for models that read pixels, not where its dataset has region features.
+    MMF rotates images for models that read pixels, but not for datasets with region features.
+
+    Returns:
+        The first pixel of the grey image, the sizes of the rotated one in three reads, and the number of log messages.
     """
     import logging
 
@@ -84,14 +87,14 @@ def pictures(root: Path, world: TinyWorld) -> Any:
     from omegaconf import OmegaConf
     from PIL import Image
 
-    folder, logged = world.root / "pictures", list[str]()
+    folder, log_messages = world.root / "pictures", list[str]()
     folder.mkdir(exist_ok=True)
     Image.new("I;16", (4, 2), 0x1234).save(folder / "grey.png")
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (4, 2)).save(folder / "turned.png", exif=exif.tobytes())
     handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: log_messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger(mmf_data.__name__).addHandler(handler)
 
     def read(name: str, **config: object) -> Any:
@@ -99,18 +102,18 @@ def pictures(root: Path, world: TinyWorld) -> Any:
         return image
 
     sizes = [read("turned.png").size, read("turned.png", use_features=True).size, read("turned.png").size]
-    return [list(read("grey.png").getpixel((0, 0))), list(map(list, sizes)), len(logged)]
+    return [list(read("grey.png").getpixel((0, 0))), list(map(list, sizes)), len(log_messages)]
 
 
-def small_batches(root: Path, world: TinyWorld) -> Any:
-    """The shapes that batches of one and of two rows leave the encoders with."""
+def encode_small_batches(root: Path, world: TinyWorld) -> Any:
+    """Return the output shapes of the encoders for batches of one and two rows."""
     import torch
     from mmf.models.fusions import FusionBase
     from mmf.models.unimodal import UnimodalBase
     from mmf.modules.encoders import TextEmbeddingEncoder
     from torch import nn
 
-    class Words(nn.Module):
+    class TextEncoder(nn.Module):
         forward = TextEmbeddingEncoder.forward
         _operator = "sum"
 
@@ -118,28 +121,28 @@ def small_batches(root: Path, world: TinyWorld) -> Any:
             super().__init__()
             self.module = nn.Embedding(9, 6)
 
-    def bare(base: type[nn.Module], **parts: nn.Module) -> nn.Module:
+    def create_bare_model(base: type[nn.Module], **modules: nn.Module) -> nn.Module:
         model = base.__new__(base)
         nn.Module.__init__(model)
-        for name, part in parts.items():
-            setattr(model, name, part)
+        for name, module in modules.items():
+            setattr(model, name, module)
         return model
 
     shapes: dict[int, Any] = {}
     for rows in (1, 2):
         words = torch.ones(rows, 4, dtype=torch.long)
         image = torch.ones(rows, 1, 5)
-        both = bare(FusionBase, text=Words(), modal=nn.Identity())(words, image)
+        both = create_bare_model(FusionBase, text=TextEncoder(), modal=nn.Identity())(words, image)
         shapes[rows] = {
-            "text": list(bare(UnimodalBase, encoder=Words())(words).shape),
-            "image": list(bare(UnimodalBase, encoder=nn.Identity())(image).shape),
-            "both": [list(part.shape) for part in both],
+            "text": list(create_bare_model(UnimodalBase, encoder=TextEncoder())(words).shape),
+            "image": list(create_bare_model(UnimodalBase, encoder=nn.Identity())(image).shape),
+            "both": [list(output.shape) for output in both],
         }
     return shapes
 
 
-def features(root: Path, world: TinyWorld) -> Any:
-    """One feature file read for two splits, and once more in a forked child."""
+def read_features(root: Path, world: TinyWorld) -> Any:
+    """Read one feature file for two splits, and once more in a forked child."""
     from mmf.datasets.databases.readers.feature_readers import FeatureReader
 
     def read() -> Any:
@@ -154,12 +157,12 @@ def features(root: Path, world: TinyWorld) -> Any:
     child = os.fork()
     if child == 0:
         os._exit(0 if read()[0].equal(first) else 1)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return [list(first.shape), info["num_boxes"], first.equal(second), ended]
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return [list(first.shape), info["num_boxes"], first.equal(second), exit_code]
 
 
-def hostile_files(root: Path, world: TinyWorld) -> Any:
-    """Return the replies of readers to files that would create a folder, and whether one did."""
+def read_unsafe_files(root: Path, world: TinyWorld) -> Any:
+    """Read files whose pickles would create a folder; return the readers' errors and whether the folder exists."""
     from mmf.datasets.databases.annotation_database import AnnotationDatabase
     from mmf.datasets.databases.readers.feature_readers import FeatureReader, PaddedFasterRCNNFeatureReader
     from mmf.modules.embeddings import ImageFinetune
@@ -178,12 +181,12 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
 
     def fc7() -> None:
         parts: Any = (4, "fc7_w.pkl", "fc7_b.pkl", str(folder))
-        if config := getattr(FinetuneFasterRcnnFpnFc7, "Config", None):  # of 1.0.0rc12
+        if config := getattr(FinetuneFasterRcnnFpnFc7, "Config", None):  # MMF 1.0.0rc12
             names = ("in_dim", "weights_file", "bias_file", "model_data_dir")
             parts = [config(**dict(zip(names, parts, strict=True)))]
         FinetuneFasterRcnnFpnFc7(*parts)
 
-    def said(read: Callable[[], object]) -> str:
+    def error_name(read: Callable[[], object]) -> str:
         try:
             read()
         except Exception as error:
@@ -193,11 +196,11 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
     reader = PaddedFasterRCNNFeatureReader(100)
     features, info = reader.read(str(folder / "a.npy"))
     errors = [
-        said(lambda: reader.read(str(folder / "b.npy"))),
-        said(lambda: FeatureReader(str(folder), False, 100).read("c.npy")),
-        said(lambda: AnnotationDatabase(None, str(folder / "c.npy"))),
-        said(lambda: ImageFinetune(4, *weights)),
-        said(fc7),
+        error_name(lambda: reader.read(str(folder / "b.npy"))),
+        error_name(lambda: FeatureReader(str(folder), False, 100).read("c.npy")),
+        error_name(lambda: AnnotationDatabase(None, str(folder / "c.npy"))),
+        error_name(lambda: ImageFinetune(4, *weights)),
+        error_name(fc7),
     ]
     return [
         {*errors} == {"UnsafeFeaturesError"} or errors,
@@ -207,18 +210,18 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
     ]
 
 
-def word_vectors(root: Path, world: TinyWorld) -> Any:
-    """The words and the size of the GloVe file in the cache folder, and whether one has its numbers."""
+def load_word_vectors(root: Path, world: TinyWorld) -> Any:
+    """Return the words and the vector size of a cached GloVe file, and whether one vector equals its line."""
     from mmf.utils import vocab
 
     vectors = vocab.vocab.pretrained_aliases["glove.6B.300d"](cache=str(world.cache))
     line = (world.cache / "glove.6B.300d.txt").read_text(encoding="utf-8").splitlines()[WORDS.index("世界")]
-    numbers = [f"{number:.4f}" for number in vectors.vectors[vectors.stoi["世界"]]]
-    return [vectors.itos, vectors.vectors.shape[1], line.split()[1:] == numbers]
+    vector = [f"{number:.4f}" for number in vectors.vectors[vectors.stoi["世界"]]]
+    return [vectors.itos, vectors.vectors.shape[1], line.split()[1:] == vector]
 
 
-def random_vectors(root: Path, world: TinyWorld) -> Any:
-    """The mean and the deviation of a random vocabulary's vectors."""
+def measure_random_vectors(root: Path, world: TinyWorld) -> Any:
+    """Return the mean and the standard deviation of the vectors of a random vocabulary."""
     from mmf.utils.vocab import Vocab
 
     words = world.data / "vocabs" / "vocabulary_100k.txt"
@@ -226,8 +229,8 @@ def random_vectors(root: Path, world: TinyWorld) -> Any:
     return [float(vectors.mean()), float(vectors.std())]
 
 
-def text_link(root: Path, world: TinyWorld) -> Any:
-    """A configuration behind a link that is text, with an include beside the real file."""
+def load_text_link(root: Path, world: TinyWorld) -> Any:
+    """Load a configuration by a text file that replaces a symbolic link; it includes a file next to the real one."""
     from mmf.utils.configuration import load_yaml
 
     real = world.root / "real" / "defaults.yaml"
@@ -239,28 +242,28 @@ def text_link(root: Path, world: TinyWorld) -> Any:
     return dict(load_yaml(str(link)))
 
 
-def seeds(root: Path, world: TinyWorld) -> Any:
-    """Count the random numbers drawn after the seed 0, twice, and without a seed, twice."""
+def count_numbers_by_seed(root: Path, world: TinyWorld) -> Any:
+    """Count the distinct random numbers of two draws, both with seed 0 and without a seed."""
     import torch
     from mmf.utils.env import set_seed
 
     return [len({(set_seed(seed), torch.rand(1).item())[1] for _ in range(2)}) for seed in (0, None)]
 
 
-def weights_in_brackets(root: Path, world: TinyWorld) -> Any:
-    """The weights in a folder whose name is a pattern."""
+def load_weights_from_brackets(root: Path, world: TinyWorld) -> Any:
+    """Return the names of weights loaded from a folder whose name is a glob pattern."""
     import torch
     from mmf.utils.checkpoint import load_pretrained_model
 
     folder = world.root / "[a] b"
-    folder.mkdir(exist_ok=True)  # the other MMF may have been asked before
+    folder.mkdir(exist_ok=True)  # the probe of the other MMF may have created it
     (folder / "config.yaml").write_text("model_config: {a: 1}", encoding="utf-8")
     torch.save({"model": {"weight": torch.ones(1)}}, folder / "model.pth")
     return list(load_pretrained_model(str(folder))["checkpoint"])
 
 
-def csv_report(root: Path, world: TinyWorld) -> Any:
-    """A report with texts of any language, as it is on the disk."""
+def write_csv_report(root: Path, world: TinyWorld) -> Any:
+    """Write a report with texts in several languages and return the file's content."""
     from mmf.common.test_reporter import TestReporter
 
     path = world.root / "отчёт.csv"
@@ -269,8 +272,8 @@ def csv_report(root: Path, world: TinyWorld) -> Any:
     return path.read_bytes().decode()
 
 
-def late(root: Path, world: TinyWorld) -> Any:
-    """Compute MMF's own metrics with a scikit-learn that was not imported before."""
+def calculate_metrics(root: Path, world: TinyWorld) -> Any:
+    """Compute MMF's own metrics, for which scikit-learn is imported lazily."""
     import torch
     from mmf.modules import metrics
 
@@ -278,11 +281,11 @@ def late(root: Path, world: TinyWorld) -> Any:
         "scores": torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]]),
         "targets": torch.tensor([0, 1, 1, 0]),
     }
-    found = (metrics.ROC_AUC(), metrics.BinaryF1())
-    return [float(metric.calculate(report, report)) for metric in found]
+    calculated = (metrics.ROC_AUC(), metrics.BinaryF1())
+    return [float(metric.calculate(report, report)) for metric in calculated]
 
 
-def predictions(root: Path, world: TinyWorld) -> Any:
+def compare_predictions(root: Path, world: TinyWorld) -> Any:
     """Return whether predictions equal those of MMF's own function, number by number."""
     import torch
     from mmf.common.report import Report
@@ -292,25 +295,25 @@ def predictions(root: Path, world: TinyWorld) -> Any:
     random = torch.Generator().manual_seed(1)
     report["scores"] = torch.randn(50, 2, generator=random)
     report["id"] = torch.arange(100, 150, dtype=torch.int)
-    lines = read_source("mmf.datasets.builders.hateful_memes.dataset", root)
-    own: dict[str, Any] = {"torch": torch}
-    name = next(name for name in mmf_data._PREDICTION_FUNCTIONS if f"def {name}(" in lines)
-    exec(lines[lines.index(f"def {name}(") :].partition("\n\n\n")[0], own)
+    source = read_source("mmf.datasets.builders.hateful_memes.dataset", root)
+    mmf_functions: dict[str, Any] = {"torch": torch}
+    name = next(name for name in mmf_data._PREDICTION_FUNCTIONS if f"def {name}(" in source)
+    exec(source[source.index(f"def {name}(") :].partition("\n\n\n")[0], mmf_functions)
     assert getattr(dataset, name) is mmf_data.generate_prediction
-    return own[name](report) == mmf_data.generate_prediction(report)
+    return mmf_functions[name](report) == mmf_data.generate_prediction(report)
 
 
-def found_when_asked_for(root: Path, world: TinyWorld) -> Any:
-    """A dataset that was not imported, before and after it is asked for, and a model that is nowhere."""
+def look_up_lazy_modules(root: Path, world: TinyWorld) -> Any:
+    """Look up a dataset that was not imported before, and a model that does not exist."""
     from mmf.common.registry import registry
 
     before = "coco" in registry.mapping["builder_name_mapping"]
-    found = registry.get_builder_class("coco")
-    return [before, found and found.__name__, registry.get_model_class("no such model")]
+    builder = registry.get_builder_class("coco")
+    return [before, builder and builder.__name__, registry.get_model_class("no such model")]
 
 
-def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
-    """Return a class, a model and a function that must not be compiled."""
+def disable_compiler(root: Path, world: TinyWorld) -> Any:
+    """Exclude a class, a model and a function from compilation and check that they stay usable."""
     import torch
 
     class Thing:
@@ -324,8 +327,8 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
     ]
 
 
-def saved_weights(root: Path, world: TinyWorld) -> Any:
-    """In which order a checkpoint is saved, and what is said of weights that are not finite."""
+def save_weights(root: Path, world: TinyWorld) -> Any:
+    """Return the steps of saving a checkpoint with finite weights and with weights that are not finite."""
     import torch
     from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 
@@ -334,44 +337,59 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
     from mmf_win.worker.hooks.phase_timer import PhaseTimer
     from mmf_win.worker.outcome import DivergedError
 
-    done: list[str] = []
+    steps: list[str] = []
     observer = SimpleNamespace(
         phase_timer=PhaseTimer(),
         is_main=False,
-        report_saving=lambda update: done.append(f"saving {update}"),
-        write_event=lambda kind, **_: done.append(kind),
+        report_saving=lambda update: steps.append(f"saving {update}"),
+        write_event=lambda kind, **_: steps.append(kind),
     )
 
-    def saved(*values: float) -> list[str]:
+    def save_weights_of(*values: float) -> list[str]:
         checkpoint = Checkpoint.__new__(Checkpoint)
         model = torch.nn.Linear(len(values), 1)
         model.weight.data = torch.tensor([values])
         checkpoint._observer, checkpoint.resume_state = observer, None
         checkpoint.trainer = SimpleNamespace(model=model)
-        done.clear()
+        steps.clear()
         try:
             checkpoint.save(2)
         except DivergedError as error:
-            done.append(str(error))
-        return [*done]
+            steps.append(str(error))
+        return [*steps]
 
-    with replace_attribute(MmfCheckpoint, "save", lambda *_, **__: done.append("written")):
-        return [saved(0.0, 1e30), saved(0.0, math.nan), saved(math.inf, 0.0)]
+    with replace_attribute(MmfCheckpoint, "save", lambda *_, **__: steps.append("written")):
+        return [save_weights_of(0.0, 1e30), save_weights_of(0.0, math.nan), save_weights_of(math.inf, 0.0)]
 
 
-QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
-    *(imported, adamw, pictures, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
-    *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
-    *(weights_in_brackets, retries_offline, saved_weights),
+PROBES: tuple[Callable[[Path, TinyWorld], Any], ...] = (
+    list_needless_imports,
+    read_adamw_defaults,
+    read_images,
+    encode_small_batches,
+    read_features,
+    read_unsafe_files,
+    load_word_vectors,
+    measure_random_vectors,
+    load_text_link,
+    write_csv_report,
+    calculate_metrics,
+    compare_predictions,
+    look_up_lazy_modules,
+    disable_compiler,
+    count_numbers_by_seed,
+    load_weights_from_brackets,
+    count_offline_retries,
+    save_weights,
 )
 
 
 def main(root: Path, world: TinyWorld) -> None:
-    """Print the answers, each by its question's name, as the last line."""
+    """Print the results of all probes, keyed by name, as the last line."""
     os.environ.update(world.environment)
     compat.install(root)
-    answers = {ask.__name__: ask(root, world) for ask in QUESTIONS}
-    print("\n" + json.dumps(answers))
+    results = {probe.__name__: probe(root, world) for probe in PROBES}
+    print("\n" + json.dumps(results))
 
 
 if __name__ == "__main__":

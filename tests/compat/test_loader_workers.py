@@ -1,4 +1,4 @@
-"""Errors that a DataLoader reports if its worker dies or cannot pass a batch on."""
+"""Errors that a DataLoader reports if its worker dies or cannot send a batch."""
 
 from __future__ import annotations
 
@@ -29,94 +29,94 @@ from torch.utils.data._utils import worker
 from mmf_win.compat.dataloader import send_worker_errors, report_worker_deaths
 from mmf_win.worker.outcome import classify_exception
 
-def leave_handles(count):
+def limit_free_handles(count):
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, free + count))
 
-class Rows(Dataset):
-    def __init__(self, how):
-        self.how = how
-        self.go_on = multiprocessing.Event()
+class FailingRows(Dataset):
+    def __init__(self, behaviour):
+        self.behaviour = behaviour
+        self.released = multiprocessing.Event()
     def __len__(self):
         return 4
     def __getitem__(self, index):
-        how = self.how
-        self.go_on.wait()
-        if how == "exits":
+        behaviour = self.behaviour
+        self.released.wait()
+        if behaviour == "exits":
             sys.exit(3)
-        if how.startswith("SIG"):
-            os.kill(os.getpid(), signal.Signals[how])
+        if behaviour.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[behaviour])
         row = torch.zeros(1 << 16)
-        if how == "no handle to share with":
-            leave_handles(0)
-        if how == "no handle to pass on with":
+        if behaviour == "no handle for shared memory":
+            limit_free_handles(0)
+        if behaviour == "no handle for sending":
             row.share_memory_()
-            DupFd(0)  # which starts the thread that passes them on
-            leave_handles(1)
+            DupFd(0)  # starts the thread that sends file handles
+            limit_free_handles(1)
         return row
 
 send_worker_errors(worker)
 report_worker_deaths(dataloader)
-for how in sys.argv[1:]:
-    dataset = Rows(how)
+for behaviour in sys.argv[1:]:
+    dataset = FailingRows(behaviour)
     rows = iter(DataLoader(dataset, num_workers=1, batch_size=None))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as if the error of torch's handler had been swallowed
-    dataset.go_on.set()  # not before: the handler would tell of a worker that is dead already
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as if the error of torch's signal handler was swallowed
+    dataset.released.set()  # not earlier: the handler would report a worker that is already dead
     try:
         print(len([*rows]), "rows")
     except Exception as error:
-        end = classify_exception(error)
-        print(f"{end.kind}: {end.message}; {end.hint}")
+        outcome = classify_exception(error)
+        print(f"{outcome.kind}: {outcome.message}; {outcome.hint}")
 """
 
 
-_ENDS = {
+_REPORTS = {
     "SIGKILL": r"host_oom: .* killed \(signal: Killed\); None",
     "SIGBUS": r"host_oom: .* killed \(signal: Bus error\); None",
     "SIGSEGV": r"killed: .* killed \(signal: Segmentation fault\); set training\.num_workers=0 ",
     "exits": r"internal: .*DataLoader worker \(pid",
-    "no handle to share with": r"disk: .*Too many open files.*num_workers",
-    "no handle to pass on with": r"disk: .*Too many open files.*num_workers",
-    "goes on": "4 rows",
+    "no handle for shared memory": r"disk: .*Too many open files.*num_workers",
+    "no handle for sending": r"disk: .*Too many open files.*num_workers",
+    "succeeds": "4 rows",
 }
 
 
-def told(*hows: str, wrapper: Sequence[str] = ()) -> list[str]:
-    """Return the reports of loaders whose workers end in these ways."""
-    command = [*wrapper, sys.executable, "-c", _LOADER, *hows]
+def read_reports(*behaviours: str, wrapper: Sequence[str] = ()) -> list[str]:
+    """Return a report for each loader, whose worker behaves as given."""
+    command = [*wrapper, sys.executable, "-c", _LOADER, *behaviours]
     return subprocess.run(
         command, check=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=120
     ).stdout.splitlines()
 
 
-def test_how_a_worker_ended_and_that_it_cannot_go_on() -> None:
-    for answer, end in zip(told(*_ENDS), _ENDS.values(), strict=True):
-        assert re.match(end, answer)
+def test_loader_reports_how_its_worker_ended() -> None:
+    for report, pattern in zip(read_reports(*_REPORTS), _REPORTS.values(), strict=True):
+        assert re.match(pattern, report)
 
 
-def test_a_fake_worker_that_has_closed_its_files_is_waited_for_until_it_has_an_exit_code() -> None:
-    reads, writes = os.pipe()
-    os.close(writes)
+def test_fake_worker_with_closed_pipe_is_joined_for_its_exit_code() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
 
-    class Ending:
-        sentinel, pid, exitcode = reads, 7, None
+    class FakeWorker:
+        sentinel, pid, exitcode = reader, 7, None
 
         def join(self) -> None:
             self.exitcode = -signal.SIGKILL
 
-    class Iterator:
-        _workers = (Ending(),)
+    class LoaderIterator:
+        _workers = (FakeWorker(),)
 
         def _try_get_data(self) -> None:
             raise EOFError
 
-    report_worker_deaths(SimpleNamespace(_MultiProcessingDataLoaderIter=Iterator))
+    report_worker_deaths(SimpleNamespace(_MultiProcessingDataLoaderIter=LoaderIterator))
     with pytest.raises(RuntimeError, match="killed by signal"):
-        Iterator()._try_get_data()
-    os.close(reads)
+        LoaderIterator()._try_get_data()
+    os.close(reader)
 
 
-def test_shared_memory_that_is_full_means_a_lack_of_memory() -> None:
-    (answer,) = told("goes on", wrapper=private_mounts_command("mount -t tmpfs -o size=100k tmpfs /dev/shm"))
-    assert re.match("host_oom: .*shared memory", answer)
+def test_full_shared_memory_is_reported_as_lack_of_memory() -> None:
+    (report,) = read_reports("succeeds", wrapper=private_mounts_command("mount -t tmpfs -o size=100k tmpfs /dev/shm"))
+    assert re.match("host_oom: .*shared memory", report)

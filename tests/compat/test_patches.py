@@ -1,4 +1,4 @@
-"""The table of patches, and those that need neither MMF nor torch to be tried; the MMF here is made up."""
+"""Table of patches, and patches that can be tested with a fake MMF and without torch."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from mmf_win.errors import DamagedFeaturesError
 from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS
 
 
-@pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
-def test_every_patch_says_what_it_is_for(each: Patch) -> None:
-    assert each.mmf_versions <= set(VERSION_SPECIFIC_KEYS)
-    assert each.mmf_versions
-    assert each.library
-    assert len(each.problem) > 30, "a sentence: what breaks, and where"
-    assert len(each.problem) < 110, "one line of a table"
-    assert all(edit.old.count("\n") == edit.new.count("\n") for edit in each.edits), "lines stay the same"
+@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.name)
+def test_every_patch_describes_its_problem(patch: Patch) -> None:
+    assert patch.mmf_versions <= set(VERSION_SPECIFIC_KEYS)
+    assert patch.mmf_versions
+    assert patch.library
+    assert len(patch.problem) > 30, "a sentence that says what breaks and where"
+    assert len(patch.problem) < 110, "it fits in one line of a table"
+    assert all(edit.old.count("\n") == edit.new.count("\n") for edit in patch.edits), "edits keep the line count"
 
 
-def test_the_table_has_every_patch_once() -> None:
-    found = {
+def test_table_contains_every_patch_once() -> None:
+    defined = {
         id(value)
         for module in iter_modules(compat.__path__)
         if module.name not in ("__main__", "replacements")  # torch may not be installed
         for value in vars(import_module(f"{compat.__name__}.{module.name}")).get("PATCHES", ())
     }
-    assert found == {id(each) for each in compat.PATCHES}
-    assert len({each.name for each in compat.PATCHES}) == len(compat.PATCHES)
+    assert defined == {id(patch) for patch in compat.PATCHES}
+    assert len({patch.name for patch in compat.PATCHES}) == len(compat.PATCHES)
 
 
-def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
-    """Return a folder with a package ``mmf`` of these modules and its version."""
+def create_fake_mmf(root: Path, **modules: str) -> tuple[Path, str]:
+    """Create a package ``mmf`` with these modules, and return its folder and version."""
     (root / "mmf").mkdir(parents=True)
     (root / "mmf" / "__init__.py").write_text("", encoding="utf-8")
     for name, text in modules.items():
@@ -53,28 +53,28 @@ def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(
-    ("work", "mmf", "needed", "active"),
+    ("source", "mmf_versions", "is_needed", "is_active"),
     [
-        ("some old words", RC10, lambda: True, True),
-        ("words of the user's own", RC10, lambda: True, False),
+        ("some old text", RC10, lambda: True, True),
+        ("text of the user", RC10, lambda: True, False),
         (None, RC10, lambda: True, False),
-        ("some old words", RC12, lambda: True, False),
-        ("some old words", RC10, source_lacks("json.decoder", "class JSONDecoder"), False),
-        ("some old words", RC10, source_lacks("json.decoder", "class NoSuchThing"), True),
+        ("some old text", RC12, lambda: True, False),
+        ("some old text", RC10, source_lacks("json.decoder", "class JSONDecoder"), False),
+        ("some old text", RC10, source_lacks("json.decoder", "class NoSuchThing"), True),
     ],
 )
-def test_a_patch_is_needed_while_mmf_has_the_words_in_its_versions_unless_libraries_do_without(
-    tmp_path: Path, work: str | None, mmf: frozenset[str], needed: Callable[[], bool], active: bool
+def test_patch_is_active_if_mmf_version_source_and_libraries_need_it(
+    tmp_path: Path, source: str | None, mmf_versions: frozenset[str], is_needed: Callable[[], bool], is_active: bool
 ) -> None:
-    each = Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), is_needed=needed)
-    modules = {} if work is None else {"work": work}
-    assert each.is_active(*made_up_mmf(tmp_path, **modules)) == active
+    patch = Patch("", "", mmf_versions, "", edits=(Edit("mmf.work", "old text", "new text"),), is_needed=is_needed)
+    modules = {} if source is None else {"work": source}
+    assert patch.is_active(*create_fake_mmf(tmp_path, **modules)) == is_active
 
 
 class TestInstall:
-    def test_comes_before_mmf(self, tmp_path: Path) -> None:
-        """In a process of its own, with a made-up MMF that is its own proof."""
-        made_up_mmf(tmp_path, version='__version__ = "1.0.0rc10"\n')
+    def test_rejects_imported_mmf(self, tmp_path: Path) -> None:
+        """Run in a separate process, whose sys.path and modules may change."""
+        create_fake_mmf(tmp_path, version='__version__ = "1.0.0rc10"\n')
         lines = [
             "import sys",
             "from pathlib import Path",
@@ -86,40 +86,42 @@ class TestInstall:
             "try: compat.install(root.parent)",
             "except RuntimeError as error: print(error)",
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", "\n".join(lines)],
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
         )
-        assert "before mmf is imported" in done.stdout
+        assert "before mmf is imported" in process.stdout
 
-    def test_a_list_has_all_and_changes_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_list_contains_all_patches_and_changes_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         path, meta_path = list(sys.path), list(sys.meta_path)
-        root, version = made_up_mmf(tmp_path, version="")
+        root, version = create_fake_mmf(tmp_path, version="")
         list_patches(str(root), version)
-        assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [p.name for p in compat.PATCHES]
+        assert [patch["name"] for patch in json.loads(capsys.readouterr().out)] == [p.name for p in compat.PATCHES]
         assert (sys.path, sys.meta_path) == (path, meta_path)
 
 
-def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_takes_it(user_dir: Path) -> None:
+def test_bert_is_recognized_by_its_config_file_or_else_by_its_name(user_dir: Path) -> None:
     for kind in ("bert", "roberta"):
         (user_dir / "config.json").write_text(f'{{"model_type": "{kind}"}}', encoding="utf-8")
         assert mmf_models.is_bert(str(user_dir)) == mmf_models.is_bert(f"{kind}-base") == (kind == "bert")
 
 
-def test_a_url_is_no_text_link() -> None:
+def test_url_is_not_a_text_link() -> None:
     assert omegaconf.resolve_text_link("https://example.org/a.yaml") == "https://example.org/a.yaml"
 
 
-def test_a_torch_that_has_the_compilers_import_elsewhere_stays_as_it_is() -> None:
+def test_torch_with_other_import_of_the_compiler_is_not_edited() -> None:
     [edit] = [edit for edit in lazy_imports.PATCHES[0].edits if edit.module == "torch._compile"]
-    of_torch_2_1 = "        def inner():\n            import torch._dynamo\n\n            return 1\n"
-    assert edit.old not in of_torch_2_1
+    torch_2_1_source = "        def inner():\n            import torch._dynamo\n\n            return 1\n"
+    assert edit.old not in torch_2_1_source
 
 
-def test_an_image_whose_name_is_no_text_is_told_of_as_the_features_record() -> None:
+def test_undecodable_image_name_is_reported_as_damaged_features_record() -> None:
     class Reader:
         db_path = "features"
 

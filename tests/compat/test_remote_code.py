@@ -1,4 +1,4 @@
-"""Code that comes with a model is run only where that is allowed: by transformers' own classes."""
+"""Code in a model's folder, which transformers runs only if the user trusts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _finds_new_modules() -> bool:
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(not _finds_new_modules(), reason="this Windows Python cannot import what transformers copies"),
+    pytest.mark.skipif(
+        not _finds_new_modules(), reason="this Windows Python cannot import files that transformers copies"
+    ),
 ]
 ROOT = Path(__file__).parents[2]
 LOAD = """
@@ -50,24 +52,24 @@ getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
         except_for=[("AutoModel", False), ("AutoTokenizer", True)],
     ),
 )
-def test_code_in_a_models_folder_runs_only_where_it_is_trusted(tmp_path: Path, name: str, trusted: bool) -> None:
+def test_code_in_model_folder_runs_only_if_trusted(tmp_path: Path, name: str, trusted: bool) -> None:
     folder, marker = tmp_path / "модель", tmp_path / "ran"
     folder.mkdir()
-    own = ["own.Own", None] if name == "AutoTokenizer" else "own.Own"
-    config = {"model_type": "bert", "auto_map": {name: own}}
+    auto_class = ["user_code.UserClass", None] if name == "AutoTokenizer" else "user_code.UserClass"
+    config = {"model_type": "bert", "auto_map": {name: auto_class}}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", encoding="utf-8")
-    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Own: pass\n"
-    (folder / "own.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass UserClass: pass\n"
+    (folder / "user_code.py").write_text(code, encoding="utf-8")
+    process = subprocess.run(
         [sys.executable, "-c", LOAD, name, str(folder), str(int(trusted))],
         cwd=ROOT,
         env=os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"},
         capture_output=True,
         encoding="utf-8",
     )
-    assert marker.exists() == trusted, done.stderr
-    refused = f"{DataError.__module__}.DataError: "
-    assert (refused in done.stderr) == (not trusted), done.stderr
-    assert ("comes with a model was not run (Own)" in done.stderr) == (not trusted)
+    assert marker.exists() == trusted, process.stderr
+    error = f"{DataError.__module__}.DataError: "
+    assert (error in process.stderr) == (not trusted), process.stderr
+    assert ("comes with a model was not run (UserClass)" in process.stderr) == (not trusted)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
-from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
+from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, start_command
 from tests.endtoend.test_user_code import guide  # noqa: F401 - a fixture
 from tests.worlds import tiny_mmf
 from tests.worlds.tools import requires_console_events
@@ -261,11 +261,11 @@ def test_ctrl_c_leaves_no_run_and_no_temporary_files(
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(temporary_dir))
     set_faults({"at": "forward", "do": "wait_to_be_stopped", "once": str(fault_marker)})
-    with user(tool, "check", tool.preset("bert")) as somebody:
-        somebody.waits_for(fault_marker.exists)
-        somebody.process.send_signal(_CTRL_C)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing was saved" in somebody.read
+    with start_command(tool, "check", tool.preset("bert")) as command:
+        command.wait_until(fault_marker.exists)
+        command.process.send_signal(_CTRL_C)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "nothing was saved" in command.output
     assert not tool.save_dir.exists() and not [*temporary_dir.glob("mmfw-check-*")]
 
 

@@ -29,7 +29,7 @@ NOT_RUN = {
     "python scripts/demo.py": "it creates another environment of 1.6 GB; a CI job runs it",
     "python scripts/test.py": "it runs this test",
     "$ mmfw ": "it is output of scripts/demo.py, not a command to type",
-    "mmfw demo --keep": "it trains for a minute, as test_users_way.py does; here its archive is made",
+    "mmfw demo --keep": "it trains for a minute, as test_wheel_workflow.py does; here its archive is made",
 }
 SMALLER = {
     "mmbt_grid": "demo --updates 1",  # MMBT-Grid starts from a BERT and a ResNet of 1 GB together

@@ -20,7 +20,7 @@ from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.export import exported_model
 from mmf_win.upstream import install
 from tests.endtoend.conftest import SetFaults, Tool, probabilities
-from tests.endtoend.test_stopping import user
+from tests.endtoend.test_stopping import start_command
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
 onnx = pytest.importorskip("onnx", reason="could not import onnx")
@@ -205,10 +205,10 @@ def test_interrupted_export_and_export_without_packages_leave_no_files(
         monkeypatch.setattr(exported_model, "module_command", lambda *_: [sys.executable, str(script)])
         assert tool.run_for_exit_code("export", run.id, "-o", str(folder)) == 130
         set_faults({"at": "exporting", "do": "wait_to_be_stopped", "once": str(fault_marker)})
-        with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:
-            somebody.waits_for(fault_marker.exists)
-            somebody.process.send_signal(signal.SIGINT)
-            assert somebody.gets_the_prompt_back() == 130
+        with start_command(tool, "export", run.id, "-o", str(folder), "--trust") as command:
+            command.wait_until(fault_marker.exists)
+            command.process.send_signal(signal.SIGINT)
+            assert command.wait_for_exit() == 130
     assert not folder.exists() and not list(tool.folder.glob(".mmfw-export-*"))
     assert not list(run.reports.glob("*.csv"))
 

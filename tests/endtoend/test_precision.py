@@ -21,7 +21,7 @@ from tests.endtoend.conftest import (
     probabilities,
     read_events_of_kind,
 )
-from tests.endtoend.test_stopping import user
+from tests.endtoend.test_stopping import start_command
 from tests.worlds.tools import mark_wide, requires_console_events
 
 HALF_PRECISION, NO_HALF_PRECISION = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
@@ -87,11 +87,11 @@ def test_predictions_use_precision_of_run_unless_another_is_given(tool: Tool, se
 def test_concurrent_predictions_record_their_own_precision(tool: Tool, set_faults: SetFaults) -> None:
     run, paused = tool.get_trained_run("mmbt"), tool.folder / "at"
     set_faults(HALF_PRECISION, {"at": "validation", "do": "wait", "once": str(paused)})
-    with user(tool, "predict", "--no-report", "--precision", "bf16") as command:
-        command.waits_for(paused.exists)
+    with start_command(tool, "predict", "--no-report", "--precision", "bf16") as command:
+        command.wait_until(paused.exists)
         first = tool("predict", "--no-report")
         Path(f"{paused}.go").touch()
-        assert command.gets_the_prompt_back() == 0
+        assert command.wait_for_exit() == 0
     (second,) = {*run.reports.glob("*.csv")} - {Path(first["csv"])}
     record = json.loads(metrics_path(second).read_text(encoding="utf-8"))
     assert [result["members"][0]["precision"] for result in (first, record)] == ["fp32", "bf16"]

@@ -25,7 +25,7 @@ from mmf_win.results.blending import best_accuracy_threshold, blend
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import SetFaults, Tool, attempt_outcomes, predicted_ids, probabilities
-from tests.endtoend.test_stopping import user
+from tests.endtoend.test_stopping import start_command
 from tests.worlds import hostile_archives
 from tests.worlds.memes import dataset_files
 from tests.worlds.mounts import private_mounts_command
@@ -52,11 +52,11 @@ def test_weights_replaced_during_prediction_do_not_get_its_score(
     arguments = ("predict", run.id, "--split", "test_seen", "--split", "test_unseen", "--no-report")
     weights = compute_sha256(best)
     set_faults({"at": "validation", "do": "wait", "once": str(paused)})
-    with user(tool, *arguments, "--threshold", "best-accuracy") as command:
-        command.waits_for(paused.exists)
+    with start_command(tool, *arguments, "--threshold", "best-accuracy") as command:
+        command.wait_until(paused.exists)
         link_or_copy(other_run.checkpoints / "best.ckpt", best)  # as training does
         paused.with_name("here.go").touch()
-        assert command.gets_the_prompt_back() == 0, command.read
+        assert command.wait_for_exit() == 0, command.output
     assert compute_sha256(best) != weights and not run.pins.exists()
     records = [read_json(file) for file in run.reports.glob("*.metrics.json")]
     assert {record["split"] for record in records} == {"test_seen", "test_unseen"}
@@ -89,12 +89,12 @@ def test_annotations_changed_during_prediction_get_no_score(tool: Tool, set_faul
     annotations = changing_tool.world.dataset / "annotations" / "test_unseen.jsonl"
     arguments = ("predict", run.id, "--split", "test_seen", "--split", annotations.stem, "--no-report")
     set_faults({"at": "validation", "do": "wait", "once": str(paused)})
-    with user(changing_tool, *arguments, "-o", str(tmp_path / "out")) as command:
-        command.waits_for(paused.exists)
+    with start_command(changing_tool, *arguments, "-o", str(tmp_path / "out")) as command:
+        command.wait_until(paused.exists)
         annotations.write_text(annotations.read_text(encoding="utf-8").replace('"text": "', '"text": "no '), "utf-8")
         paused.with_name("here.go").touch()
-        assert command.gets_the_prompt_back() == 3, command.read
-    assert "test_unseen.jsonl: changed while in use" in " ".join(command.read.split())
+        assert command.wait_for_exit() == 3, command.output
+    assert "test_unseen.jsonl: changed while in use" in " ".join(command.output.split())
     assert [read_json(file)["split"] for file in (tmp_path / "out").glob("*.json")] == ["test_seen"]
     assert len(list((tmp_path / "out").iterdir())) == 2
 

@@ -32,7 +32,7 @@ from tests.endtoend.conftest import (
     start_updates,
 )
 from tests.endtoend.test_resume import SCHEDULE, read_train_events, read_validation_metrics
-from tests.endtoend.test_stopping import endless, user
+from tests.endtoend.test_stopping import endless_training, start_command
 from tests.worlds.fork_server import NO_PRELOAD_VARIABLE
 from tests.worlds.liveness import liveness_monitor
 from tests.worlds.process_tree import signal_process_tree
@@ -144,7 +144,7 @@ def test_other_processes_end_after_one_is_killed_and_run_resumes(tool: Tool, set
         )
         assert tool.run_for_exit_code("train", tool.preset("vilbert"), *arguments) == 7
         monitor.wait_for_processes(2)
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
     assert "process 1 was killed" in tool.errors and "--resume last" in tool.errors
     [run] = [Run(path.parent) for path in tool.save_dir.glob("*/*/request.json")]
     assert attempt_outcomes(run) == ["killed"]
@@ -178,29 +178,29 @@ def test_all_processes_get_smaller_micro_batch_after_oom_of_one(tool: Tool, set_
 
 @pytest.mark.wide
 def test_ctrl_c_ends_training_with_hanging_process(tool: Tool, set_faults: SetFaults) -> None:
-    arguments = (*endless(tool), *TWO_PROCESSES, "--stop-timeout", "2", "training.checkpoint_interval=2")
+    arguments = (*endless_training(tool), *TWO_PROCESSES, "--stop-timeout", "2", "training.checkpoint_interval=2")
     with liveness_monitor() as monitor:
         set_faults(
             {"at": "stepped", "do": "connect", "port": monitor.port, "update": 1},
             {"at": "stepped", "do": "hang_in_c", "update": 3, "rank": 1},
         )
-        with user(tool, *arguments) as command:
-            run = command.sees("checkpoint")
+        with start_command(tool, *arguments) as command:
+            run = command.wait_for_event("checkpoint")
             command.process.send_signal(signal.SIGINT)
-            assert command.gets_the_prompt_back() == 130
+            assert command.wait_for_exit() == 130
         monitor.wait_for_processes(2)
-        assert monitor.has_only_dead_processes()
-    assert "--resume last" in command.read
+        assert monitor.wait_until_all_exited()
+    assert "--resume last" in command.output
     assert start_updates(run) == [0]
 
 
 @pytest.mark.wide
 def test_ctrl_c_during_start_ends_processes_at_once(tool: Tool) -> None:
-    with user(tool, *endless(tool), *TWO_PROCESSES, "--stop-timeout", "600") as command:
-        run = command.sees("run_started")
+    with start_command(tool, *endless_training(tool), *TWO_PROCESSES, "--stop-timeout", "600") as command:
+        run = command.wait_for_event("run_started")
         command.process.send_signal(signal.SIGINT)
-        assert command.gets_the_prompt_back() == 130
-    assert "nothing new to save" in command.read
+        assert command.wait_for_exit() == 130
+    assert "nothing new to save" in command.output
     assert attempt_outcomes(run) == ["interrupted"]
 
 
@@ -208,15 +208,15 @@ def test_ctrl_c_during_start_ends_processes_at_once(tool: Tool) -> None:
 def test_processes_save_and_exit_after_mmfw_and_keeper_are_killed(tool: Tool, set_faults: SetFaults) -> None:
     with liveness_monitor() as monitor:
         set_faults({"at": "stepped", "do": "connect", "port": monitor.port, "update": 1})
-        with user(tool, *endless(tool), *TWO_PROCESSES) as command:
-            run = command.sees("train")
+        with start_command(tool, *endless_training(tool), *TWO_PROCESSES) as command:
+            run = command.wait_for_event("train")
             [start] = read_events_of_kind(run, "run_started")
             worker_stat = Path(f"/proc/{start['pid']}/stat").read_text(encoding="utf-8")
             command.process.send_signal(signal.SIGSTOP)  # each of the two ends the training if the other dies
             os.kill(int(worker_stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
             command.process.kill()
         monitor.wait_for_processes(2)
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
     while not run.outcome_file.exists():  # the launcher writes it after the processes have exited
         time.sleep(0.02)
     outcome = AttemptOutcome.load(run.outcome_file)
@@ -227,12 +227,12 @@ def test_processes_save_and_exit_after_mmfw_and_keeper_are_killed(tool: Tool, se
 @pytest.mark.wide
 @pytest.mark.parametrize("send", [os.kill, signal_process_tree])
 def test_ctrl_c_or_signal_to_all_processes_saves_and_ends_them(tool: Tool, send: Callable[[int, int], None]) -> None:
-    with user(tool, *endless(tool, workers=1), *TWO_PROCESSES) as command:
-        run = command.sees("train")
+    with start_command(tool, *endless_training(tool, workers=1), *TWO_PROCESSES) as command:
+        run = command.wait_for_event("train")
         send(command.process.pid, signal.SIGINT if send is os.kill else signal.SIGTERM)
-        assert command.gets_the_prompt_back() == 130
+        assert command.wait_for_exit() == 130
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}; checkpoint saved" in command.read
+    assert f"stopped at update {updates}; checkpoint saved" in command.output
     tool.train("--resume", "last", "--updates", str(updates + 1), *TWO_PROCESSES)
     assert start_updates(run) == [0, updates]
 
@@ -244,17 +244,17 @@ def test_two_machines_train_like_one(tool: Tool) -> None:
     single = tool.train(preset, "--name", "one", *arguments)
     machines = ("--nnodes", "2", "--rdzv", find_free_address())
     second_machine = [*("train", preset), *arguments, *machines, "--node-rank", "1", "--name", "other"]
-    with user(tool, *second_machine) as command:
+    with start_command(tool, *second_machine) as command:
         distributed = tool.train(preset, "--name", "two", *arguments, *machines, "--node-rank", "0")
-        assert command.gets_the_prompt_back() == 0, command.read
+        assert command.wait_for_exit() == 0, command.output
     assert list_train_values(distributed, "loss") == pytest.approx(list_train_values(single, "loss"), abs=1e-6)
     assert_same_weights(distributed, single, atol=1e-5)
     resume_options = ("--updates", "7", *machines)
-    with user(
+    with start_command(
         tool, "train", "--resume", str(distributed.checkpoints / "current.ckpt"), *resume_options, "--node-rank", "1"
     ) as command:
         tool.train("--resume", distributed.id, *resume_options, "--node-rank", "0")
-        assert command.gets_the_prompt_back() == 0, command.read
+        assert command.wait_for_exit() == 0, command.output
     tool.train("--resume", single.id, "--updates", "7")
     assert list_train_values(distributed, "loss") == pytest.approx(list_train_values(single, "loss"), abs=1e-6)
     final = [
@@ -266,16 +266,16 @@ def test_two_machines_train_like_one(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_ctrl_c_on_one_machine_saves_and_stops_all_machines(tool: Tool) -> None:
-    arguments = (*endless(tool), "--nnodes", "2", "--rdzv", find_free_address())
+    arguments = (*endless_training(tool), "--nnodes", "2", "--rdzv", find_free_address())
     with (
-        user(tool, *arguments, "--name", "first", "--node-rank", "0") as first,
-        user(tool, *arguments, "--name", "other", "--node-rank", "1") as second,
+        start_command(tool, *arguments, "--name", "first", "--node-rank", "0") as first,
+        start_command(tool, *arguments, "--name", "other", "--node-rank", "1") as second,
     ):
-        first.sees("train")
+        first.wait_for_event("train")
         second.process.send_signal(signal.SIGINT)
-        assert (first.gets_the_prompt_back(), second.gets_the_prompt_back()) == (130, 130)
-    assert "checkpoint saved" in first.read and "resume with `mmfw train --resume" in first.read
-    assert "--resume" not in second.read and "nothing saved" not in second.read
+        assert (first.wait_for_exit(), second.wait_for_exit()) == (130, 130)
+    assert "checkpoint saved" in first.output and "resume with `mmfw train --resume" in first.output
+    assert "--resume" not in second.output and "nothing saved" not in second.output
 
 
 def test_batch_not_divisible_by_processes_is_refused_before_training(tool: Tool) -> None:

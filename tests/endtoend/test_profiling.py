@@ -9,7 +9,7 @@ import pytest
 
 from mmf_win.runs import user_code
 from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
-from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
+from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, start_command
 from tests.worlds.tools import requires_console_events
 
 # Each row takes 50 ms, during which the CPU is idle.
@@ -85,13 +85,13 @@ def test_profile_names_too_frequent_saving_or_validation(tool: Tool, kind: str) 
 def test_profile_keeps_no_files_after_ctrl_c(tool: Tool, set_faults: SetFaults) -> None:
     paused = tool.folder / "at"
     set_faults({"at": "forward", "do": "wait", "once": str(paused), "update": 2})
-    with user(tool, "train", tool.preset("vilbert"), "--profile", "6") as command:
-        command.waits_for(paused.exists)
+    with start_command(tool, "train", tool.preset("vilbert"), "--profile", "6") as command:
+        command.wait_until(paused.exists)
         command.process.send_signal(_CTRL_C)
-        command.reads("stopping…")
+        command.wait_for_output("stopping…")
         Path(f"{paused}.go").touch()
-        assert command.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing was saved" in command.read
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "nothing was saved" in command.output
     assert not tool.save_dir.exists()
 
 

@@ -1,4 +1,4 @@
-"""Runs in a folder whose name MMF would parse; test_users_way.py runs the complete workflow in another one."""
+"""Runs in a folder whose name MMF would parse; test_wheel_workflow.py runs the complete workflow in another one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Real ``mmfw`` processes that get real signals, at moments that a fault in their worker holds on to.
+"""Real ``mmfw`` processes that get real signals while an injected fault holds their worker at a certain point.
 
-On Windows one program can send another only Ctrl+Break, and only to a process group that it has made.
+On Windows, a program can send another one only Ctrl+Break, and only to a process group that it created.
 """
 
 from __future__ import annotations
@@ -34,307 +34,315 @@ _CTRL_C = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
 _TERM = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM
 
 
-class User:
-    """Who typed a command, the process, and waits for the prompt."""
+class RunningCommand:
+    """Process of an ``mmfw`` command that is running.
+
+    Attributes:
+        process: the process.
+        output: what was read of its stderr so far.
+    """
 
     def __init__(self, process: subprocess.Popen[str], tool: Tool) -> None:
         self.process = process
         self._tool = tool
-        self.read = ""
+        self.output = ""
 
-    def sees(self, kind: str) -> Run:
-        """Wait until the run has told of something."""
-        told: list[Run] = self.waits_for(
+    def wait_for_event(self, kind: str) -> Run:
+        """Wait until a run has recorded an event of this kind, and return the run."""
+        runs: list[Run] = self.wait_until(
             lambda: [r for r in list_runs(self._tool.save_dir) if read_events_of_kind(r, kind)]
         )
-        return told[0]
+        return runs[0]
 
-    def waits_for(self, something: Callable[[], Any]) -> Any:
-        """Wait until there is something, unless the command ends."""
-        while not (found := something()):
-            assert self.process.poll() is None, "it has ended"
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until the condition returns a true value, and return it; fail if the command ends."""
+        while not (value := condition()):
+            assert self.process.poll() is None, "the command has ended"
             time.sleep(0.02)
-        return found
+        return value
 
-    def gets_the_prompt_back(self) -> int:
-        """The exit code; what was said is in ``read``."""
+    def wait_for_exit(self) -> int:
+        """Read stderr to its end and return the exit code."""
         assert self.process.stderr is not None
-        self.read += self.process.stderr.read()
+        self.output += self.process.stderr.read()
         return self.process.wait()
 
-    def reads(self, text: str) -> None:
-        """Wait until the command has said something."""
+    def wait_for_output(self, text: str) -> None:
+        """Read stderr until it contains a text."""
         assert self.process.stderr is not None
-        while text not in self.read:
+        while text not in self.output:
             line = self.process.stderr.readline()
-            assert line, f"{text!r} is not in {self.read!r}"
-            self.read += line
+            assert line, f"{text!r} is not in {self.output!r}"
+            self.output += line
 
 
 @contextmanager
-def user(tool: Tool, *words: str) -> Iterator[User]:
-    """Somebody who types ``mmfw`` and words."""
-    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-    command = [sys.executable, "-m", "mmf_win", *words, *places]
+def start_command(tool: Tool, *arguments: str) -> Iterator[RunningCommand]:
+    """Start ``mmfw`` with these arguments; kill it at the end."""
+    folders = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    command_line = [sys.executable, "-m", "mmf_win", *arguments, *folders]
     group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
-    environ = {**os.environ, "PYTHONUTF8": "1"}  # what mmfw says is read as UTF-8
+    environ = {**os.environ, "PYTHONUTF8": "1"}  # stderr is read as UTF-8
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group, env=environ
+        command_line, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group, env=environ
     ) as process:
         try:
-            yield User(process, tool)
+            yield RunningCommand(process, tool)
         finally:
             process.kill()
 
 
-def endless(tool: Tool, workers: int = 0) -> list[str]:
-    """A training that only a signal ends."""
-    every = ("training.log_interval=1", f"training.num_workers={workers}")
-    return ["train", tool.preset("vilbert"), "--updates", "100000", *every]
+def endless_training(tool: Tool, workers: int = 0) -> list[str]:
+    """Return the arguments of a training that only a signal ends."""
+    overrides = ("training.log_interval=1", f"training.num_workers={workers}")
+    return ["train", tool.preset("vilbert"), "--updates", "100000", *overrides]
 
 
-def goes_on(tool: Tool, run: Run) -> None:
-    """The run can be resumed, and counts on from what it had."""
-    reached = RunRecord.read(run).summary.updates
-    result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
-    assert (result["state"], result["updates"]) == ("done", reached + 1)
-    assert start_updates(run) == [0, reached]
+def assert_resumes(tool: Tool, run: Run) -> None:
+    """Resume the run for one more update and check that it starts at its last update."""
+    last_update = RunRecord.read(run).summary.updates
+    result = tool("train", "--resume", "last", "--updates", str(last_update + 1), "training.num_workers=0")
+    assert (result["state"], result["updates"]) == ("done", last_update + 1)
+    assert start_updates(run) == [0, last_update]
 
 
 @requires_console_events
-@pytest.mark.parametrize(("number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)]))
-def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
-    with user(tool, *endless(tool, workers)) as somebody:
-        run = somebody.sees("train")
-        somebody.process.send_signal(number)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "saving… press Ctrl+C again to end at once" in somebody.read
+@pytest.mark.parametrize(("signal_number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)]))
+def test_first_signal_saves_checkpoint_and_run_resumes_from_it(tool: Tool, signal_number: int, workers: int) -> None:
+    with start_command(tool, *endless_training(tool, workers)) as command:
+        run = command.wait_for_event("train")
+        command.process.send_signal(signal_number)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "saving… press Ctrl+C again to end at once" in command.output
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}; checkpoint saved\nresume with `mmfw train" in somebody.read
-    assert "--resume last" in somebody.read and "error" not in somebody.read
+    assert f"stopped at update {updates}; checkpoint saved\nresume with `mmfw train" in command.output
+    assert "--resume last" in command.output and "error" not in command.output
     assert run_state(run) == "interrupted"
-    goes_on(tool, run)
+    assert_resumes(tool, run)
 
 
 @pytest.mark.wide
-def test_a_run_that_predicts_is_not_removed_until_it_has_ended(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path
-) -> None:
-    run, midst = tool.get_trained_run("vilbert"), tmp_path / "in the midst"
-    set_faults({"at": "validation", "do": "wait", "once": str(midst)})
+def test_run_in_use_by_prediction_is_not_removed(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
+    run, reached = tool.get_trained_run("vilbert"), tmp_path / "reached"
+    set_faults({"at": "validation", "do": "wait", "once": str(reached)})
     remove = ("runs", "rm", run.id, "--yes")
-    with user(tool, "predict", run.id, "--no-report") as somebody:
-        somebody.waits_for(midst.exists)
+    with start_command(tool, "predict", run.id, "--no-report") as command:
+        command.wait_until(reached.exists)
         assert tool.run_for_exit_code(*remove) == 8
         assert f"run {run.id} is in use by a prediction" in tool.errors
-        midst.with_name(f"{midst.name}.go").touch()
-        assert somebody.gets_the_prompt_back() == 0, somebody.read
+        reached.with_name(f"{reached.name}.go").touch()
+        assert command.wait_for_exit() == 0, command.output
     assert tool.run_for_exit_code(*remove) == 0
     assert not run.path.exists()
 
 
 @requires_console_events
-def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
-    with user(tool, *endless(tool)) as somebody:
-        run = somebody.sees("run_started")
-        somebody.process.send_signal(_CTRL_C)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing new to save" in somebody.read and "--resume" not in somebody.read
+def test_ctrl_c_during_import_of_mmf_ends_training_at_once(tool: Tool) -> None:
+    with start_command(tool, *endless_training(tool)) as command:
+        run = command.wait_for_event("run_started")
+        command.process.send_signal(_CTRL_C)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "nothing new to save" in command.output and "--resume" not in command.output
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
 
 @pytest.mark.wide
 @requires_console_events
-def test_before_the_first_update_it_leaves_at_once(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    set_faults({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
-    with user(tool, *endless(tool, workers=2)) as somebody:
-        somebody.waits_for(here.exists)
-        somebody.process.send_signal(_TERM)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing new to save" in somebody.read
+def test_signal_before_first_update_ends_training_at_once(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    set_faults({"at": "forward", "do": "hang", "update": 1, "once": str(reached)})
+    with start_command(tool, *endless_training(tool, workers=2)) as command:
+        command.wait_until(reached.exists)
+        command.process.send_signal(_TERM)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "nothing new to save" in command.output
 
 
 @requires_console_events
-@pytest.mark.parametrize("moment", mark_wide(["validation", "saved"], except_for=("saved",)))
-def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path, moment: str
+@pytest.mark.parametrize("point", mark_wide(["validation", "saved"], except_for=("saved",)))
+def test_ctrl_c_during_validation_or_save_saves_checkpoint(
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, point: str
 ) -> None:
-    here = tmp_path / "here"
-    set_faults({"at": moment, "do": "wait", "once": str(here)})
-    often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
-    with user(tool, *endless(tool), *often) as somebody:
-        somebody.waits_for(here.exists)
+    reached = tmp_path / "reached"
+    set_faults({"at": point, "do": "wait", "once": str(reached)})
+    intervals = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
+    with start_command(tool, *endless_training(tool), *intervals) as command:
+        command.wait_until(reached.exists)
         (run,) = list_runs(tool.save_dir)
-        somebody.process.send_signal(_CTRL_C)
-        somebody.reads("press Ctrl+C again")
-        here.with_name("here.go").touch()
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+        command.process.send_signal(_CTRL_C)
+        command.wait_for_output("press Ctrl+C again")
+        reached.with_name("reached.go").touch()
+        assert command.wait_for_exit() == _INTERRUPTED
     assert RunRecord.read(run).summary.updates >= 2
-    goes_on(tool, run)
+    assert_resumes(tool, run)
 
 
 @requires_console_events
-def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
+def test_ctrl_c_ends_prediction_at_once_without_result(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
     run = tool.get_trained_run("vilbert")
-    here = tmp_path / "here"
-    set_faults({"at": "validation", "do": "hang", "once": str(here)})
-    with user(tool, "predict") as somebody:
-        somebody.waits_for(here.exists)
-        somebody.process.send_signal(_CTRL_C)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "stopping" in somebody.read and "--resume" not in somebody.read
+    reached = tmp_path / "reached"
+    set_faults({"at": "validation", "do": "hang", "once": str(reached)})
+    with start_command(tool, "predict") as command:
+        command.wait_until(reached.exists)
+        command.process.send_signal(_CTRL_C)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert "stopping" in command.output and "--resume" not in command.output
     assert not list(run.reports.glob("*.csv"))
     assert run_state(run) == "done", "an interrupted prediction is not an interrupted training"
 
 
 @requires_console_events
-def test_after_ctrl_c_in_the_last_moment_of_a_prediction_nothing_follows(
+def test_ctrl_c_at_end_of_prediction_cancels_remaining_splits(
     tool: Tool, set_faults: SetFaults, tmp_path: Path
 ) -> None:
-    run, here = tool.get_trained_run("vilbert"), tmp_path / "here"
-    set_faults({"at": "ending", "do": "wait", "once": str(here)})
-    with user(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as somebody:
-        somebody.waits_for(here.exists)
-        somebody.process.send_signal(_CTRL_C)
-        somebody.reads("press Ctrl+C again")
-        here.with_name("here.go").touch()
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
-    assert len([*run.path.glob("attempts/*")]) == 2, "one trained, and one predicted the first split"
+    run, reached = tool.get_trained_run("vilbert"), tmp_path / "reached"
+    set_faults({"at": "ending", "do": "wait", "once": str(reached)})
+    with start_command(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as command:
+        command.wait_until(reached.exists)
+        command.process.send_signal(_CTRL_C)
+        command.wait_for_output("press Ctrl+C again")
+        reached.with_name("reached.go").touch()
+        assert command.wait_for_exit() == _INTERRUPTED, command.output
+    assert len([*run.path.glob("attempts/*")]) == 2, "one for training and one for the first split"
     assert not list(run.reports.iterdir())
 
 
-def connecting(held: LivenessMonitor, hangs: Path) -> list[dict[str, Any]]:
-    """The worker and its two DataLoader workers hold a connection each; then it hangs in C, with the GIL."""
-    port = int(held.port)
+def create_hanging_faults(monitor: LivenessMonitor, hanging: Path) -> list[dict[str, Any]]:
+    """Return faults: the worker and its two DataLoader workers connect to the monitor, then the worker hangs.
+
+    It hangs in C while it holds the GIL.
+    """
+    port = int(monitor.port)
     return [
-        {"at": "loader", "do": "connect", "port": port, "once": str(hangs.with_name("connected"))},
+        {"at": "loader", "do": "connect", "port": port, "once": str(hanging.with_name("connected"))},
         {"at": "loader_worker", "do": "connect", "port": port},
-        {"at": "forward", "do": "hang_in_c", "update": 3, "once": str(hangs)},
+        {"at": "forward", "do": "hang_in_c", "update": 3, "once": str(hanging)},
     ]
 
 
-def ends_at_a_second_ctrl_c(somebody: User) -> None:
-    somebody.process.send_signal(_CTRL_C)
-    somebody.reads("press Ctrl+C again")
-    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before it was answered
-    somebody.process.send_signal(_CTRL_C)
-    assert somebody.gets_the_prompt_back() == _INTERRUPTED
+def stop_with_second_ctrl_c(command: RunningCommand) -> None:
+    command.process.send_signal(_CTRL_C)
+    command.wait_for_output("press Ctrl+C again")
+    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first Ctrl+C was counted before the message was printed
+    command.process.send_signal(_CTRL_C)
+    assert command.wait_for_exit() == _INTERRUPTED
 
 
-def ends_without_progress(somebody: User) -> None:
-    somebody.process.send_signal(_CTRL_C)
-    assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "lack of progress" in somebody.read
+def stop_without_progress(command: RunningCommand) -> None:
+    command.process.send_signal(_CTRL_C)
+    assert command.wait_for_exit() == _INTERRUPTED
+    assert "lack of progress" in command.output
 
 
-def dies(somebody: User) -> None:
-    somebody.process.kill()
-    assert somebody.gets_the_prompt_back() == (1 if _WINDOWS else -9)
+def kill_command(command: RunningCommand) -> None:
+    command.process.kill()
+    assert command.wait_for_exit() == (1 if _WINDOWS else -9)
 
 
 @pytest.mark.parametrize(
-    "end",
+    "stop",
     [
-        pytest.param(ends_at_a_second_ctrl_c, marks=requires_console_events),
-        pytest.param(ends_without_progress, marks=(requires_console_events, pytest.mark.wide)),
-        pytest.param(dies, marks=pytest.mark.wide),
+        pytest.param(stop_with_second_ctrl_c, marks=requires_console_events),
+        pytest.param(stop_without_progress, marks=(requires_console_events, pytest.mark.wide)),
+        pytest.param(kill_command, marks=pytest.mark.wide),
     ],
 )
-def test_nothing_of_a_worker_that_hangs_survives(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path, end: Callable[[User], None]
+def test_hanging_worker_and_its_loader_workers_are_killed(
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, stop: Callable[[RunningCommand], None]
 ) -> None:
-    timeout = ("--stop-timeout", "600" if end is ends_at_a_second_ctrl_c else "0.5")
-    hangs = tmp_path / "hangs"
-    with liveness_monitor() as held:
-        set_faults(*connecting(held, hangs))
-        with user(tool, *endless(tool, workers=2), *timeout) as somebody:
-            held.wait_for_processes(3)
-            somebody.waits_for(hangs.exists)
-            end(somebody)
-        assert held.has_only_dead_processes()
+    timeout = ("--stop-timeout", "600" if stop is stop_with_second_ctrl_c else "0.5")
+    hanging = tmp_path / "hanging"
+    with liveness_monitor() as monitor:
+        set_faults(*create_hanging_faults(monitor, hanging))
+        with start_command(tool, *endless_training(tool, workers=2), *timeout) as command:
+            monitor.wait_for_processes(3)
+            command.wait_until(hanging.exists)
+            stop(command)
+        assert monitor.wait_until_all_exited()
 
 
-@pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the test above shows")
-def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
-    with user(tool, *endless(tool)) as somebody:
-        runs = somebody.waits_for(lambda: list_runs(tool.save_dir))
-        assert run_state(runs[0]) == "running", "from the moment that it is listed"
-        run = somebody.sees("train")
-        dies(somebody)
+@pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the previous test shows")
+def test_worker_saves_checkpoint_and_exits_after_parent_is_killed(tool: Tool) -> None:
+    with start_command(tool, *endless_training(tool)) as command:
+        runs = command.wait_until(lambda: list_runs(tool.save_dir))
+        assert run_state(runs[0]) == "running", "as soon as it is listed"
+        run = command.wait_for_event("train")
+        kill_command(command)
     with file_lock(run.training_lock_file, timeout=120):
-        assert AttemptOutcome.load(run.outcome_file), "the lock is held until the worker has ended"
+        assert AttemptOutcome.load(run.outcome_file), "the worker holds the lock until it ends"
     assert run_state(run) == "interrupted"
-    goes_on(tool, run)
+    assert_resumes(tool, run)
 
 
 @pytest.mark.wide
-@pytest.mark.skipif(_WINDOWS, reason="on Windows no signal reaches a process without a console in common")
-def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
-    with user(tool, *endless(tool)) as somebody:
-        run = somebody.sees("train")
+@pytest.mark.skipif(_WINDOWS, reason="on Windows, no signal reaches a process without a shared console")
+def test_signal_to_worker_saves_checkpoint(tool: Tool) -> None:
+    with start_command(tool, *endless_training(tool)) as command:
+        run = command.wait_for_event("train")
         (started,) = read_events_of_kind(run, "run_started")
         os.kill(started["pid"], signal.SIGTERM)
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    goes_on(tool, run)
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert_resumes(tool, run)
 
 
 @pytest.mark.wide
-def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(tool: Tool, set_faults: SetFaults) -> None:
+def test_worker_that_does_not_exit_after_training_does_not_block_command(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "forward", "do": "linger", "update": 1})
     result = tool("train", tool.preset("vilbert"), "--updates", "1")
     assert result["state"] == "done"
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no signals for all processes of a job")
-@pytest.mark.parametrize(("name", "workers"), mark_wide([("SIGTERM", 2), ("SIGUSR1", 2)], except_for=[("SIGTERM", 2)]))
-def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, workers: int) -> None:
-    with user(tool, *endless(tool, workers)) as somebody:
-        run = somebody.sees("train")
-        signal_process_tree(somebody.process.pid, getattr(signal, name))
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
+@pytest.mark.parametrize(
+    ("signal_name", "workers"), mark_wide([("SIGTERM", 2), ("SIGUSR1", 2)], except_for=[("SIGTERM", 2)])
+)
+def test_signal_to_all_training_processes_saves_checkpoint(tool: Tool, signal_name: str, workers: int) -> None:
+    with start_command(tool, *endless_training(tool, workers)) as command:
+        run = command.wait_for_event("train")
+        signal_process_tree(command.process.pid, getattr(signal, signal_name))
+        assert command.wait_for_exit() == _INTERRUPTED, command.output
     updates = RunRecord.read(run).summary.updates
-    assert f"stopped at update {updates}; checkpoint saved" in somebody.read
+    assert f"stopped at update {updates}; checkpoint saved" in command.output
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
 
 
 @requires_console_events
-@pytest.mark.parametrize("do", mark_wide(["hang", "wait_and_kill"], except_for=["hang"]))
-def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_training_from_saving(
-    tool: Tool, set_faults: SetFaults, tmp_path: Path, do: str
+@pytest.mark.parametrize("action", mark_wide(["hang", "wait_and_kill"], except_for=["hang"]))
+def test_training_saves_although_loader_hangs_or_dies_after_stop_request(
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, action: str
 ) -> None:
-    waits = tmp_path / "waits"
-    set_faults({"at": "fetch", "above": 0, "do": do, "once": str(waits)})
-    with user(tool, *endless(tool, workers=2)) as somebody:
-        run = somebody.sees("train")
-        somebody.waits_for(waits.exists)
-        somebody.process.send_signal(_TERM)
-        somebody.reads("press Ctrl+C again")
-        waits.with_name("waits.go").touch()
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", somebody.read
+    waiting = tmp_path / "waiting"
+    set_faults({"at": "fetch", "above": 0, "do": action, "once": str(waiting)})
+    with start_command(tool, *endless_training(tool, workers=2)) as command:
+        run = command.wait_for_event("train")
+        command.wait_until(waiting.exists)
+        command.process.send_signal(_TERM)
+        command.wait_for_output("press Ctrl+C again")
+        waiting.with_name("waiting.go").touch()
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", command.output
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no such signals")
-@pytest.mark.parametrize("name", mark_wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], except_for=["SIGHUP"]))
-def test_a_signal_that_comes_twice_is_one_request(tool: Tool, name: str) -> None:
-    with user(tool, *endless(tool)) as somebody:
-        run = somebody.sees("train")
-        somebody.process.send_signal(getattr(signal, name))
-        somebody.reads("press Ctrl+C again")
-        somebody.process.send_signal(getattr(signal, name))
-        assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", somebody.read
+@pytest.mark.parametrize("signal_name", mark_wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], except_for=["SIGHUP"]))
+def test_repeated_signal_is_one_stop_request(tool: Tool, signal_name: str) -> None:
+    with start_command(tool, *endless_training(tool)) as command:
+        run = command.wait_for_event("train")
+        command.process.send_signal(getattr(signal, signal_name))
+        command.wait_for_output("press Ctrl+C again")
+        command.process.send_signal(getattr(signal, signal_name))
+        assert command.wait_for_exit() == _INTERRUPTED
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", command.output
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows does not let a process start with ignored signals")
-def test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it(tool: Tool) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
+def test_ctrl_c_ignored_at_start_does_not_stop_training(tool: Tool) -> None:
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
     try:
-        with user(tool, "train", tool.preset("vilbert"), "--updates", "6") as somebody:
-            run = somebody.sees("train_started")
-            somebody.process.send_signal(signal.SIGINT)
-            assert somebody.gets_the_prompt_back() == 0
+        with start_command(tool, "train", tool.preset("vilbert"), "--updates", "6") as command:
+            run = command.wait_for_event("train_started")
+            command.process.send_signal(signal.SIGINT)
+            assert command.wait_for_exit() == 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
     assert (run_state(run), RunRecord.read(run).summary.updates) == ("done", 6)

@@ -1,4 +1,4 @@
-"""Trainings that are followed: whatever becomes of the follower or the server, they go as without."""
+"""Trainings with a tracker: they do not depend on the tracking process (the follower) or its server."""
 
 from __future__ import annotations
 
@@ -15,88 +15,90 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
 from tests.endtoend.conftest import Tool, assert_same_weights, logged_losses
-from tests.endtoend.test_stopping import user
+from tests.endtoend.test_stopping import start_command
 from tests.tracking.conftest import mlflow, server  # noqa: F401
 from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 
 pytestmark = pytest.mark.wide
-_WORDS = ("--updates", "60", "--seed", "1", "training.log_interval=1", "training.checkpoint_interval=10")
-_LONG = ("--updates", "100000", "training.log_interval=1")
-_TO = ("--track", "mlflow")
+_ARGUMENTS = ("--updates", "60", "--seed", "1", "training.log_interval=1", "training.checkpoint_interval=10")
+_ENDLESS = ("--updates", "100000", "training.log_interval=1")
+_TRACK = ("--track", "mlflow")
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         yield address
 
 
-def followers(run: Run) -> list[int]:
-    """The processes that follow a run."""
-    found = []
+def list_follower_pids(run: Run) -> list[int]:
+    """Return the process ids of the followers of a run."""
+    process_ids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"mmf_win.tracking.follower" in words and str(run.path).encode() in words:
-            found.append(int(entry.name))
-    return found
+        if b"mmf_win.tracking.follower" in arguments and str(run.path).encode() in arguments:
+            process_ids.append(int(entry.name))
+    return process_ids
 
 
 @requires_mlflow_server
-def test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end(
+def test_upload_is_completed_after_follower_was_killed(
     tool: Tool,
     mlflow: MlflowExperiment,  # noqa: F811
 ) -> None:
-    alone = tool.train(tool.preset("visual_bert"), *_WORDS, "--name", "alone")
-    with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO, "--name", "followed") as who:
-        [run] = who.waits_for(lambda: [*map(Run, tool.save_dir.glob("followed/*"))])
-        [pid] = who.waits_for(lambda: followers(run))
-        who.waits_for(lambda: [*run.tracking.glob("*.json")])
+    untracked_run = tool.train(tool.preset("visual_bert"), *_ARGUMENTS, "--name", "alone")
+    with start_command(
+        tool, "train", tool.preset("visual_bert"), *_ARGUMENTS, *_TRACK, "--name", "followed"
+    ) as command:
+        [run] = command.wait_until(lambda: [*map(Run, tool.save_dir.glob("followed/*"))])
+        [pid] = command.wait_until(lambda: list_follower_pids(run))
+        command.wait_until(lambda: [*run.tracking.glob("*.json")])
         os.kill(pid, signal.SIGKILL)
-        assert who.gets_the_prompt_back() == 0
-    assert f"mmfw track push {run.path} --to mlflow" in who.read.replace("'", "")
-    assert logged_losses(run) == logged_losses(alone)
-    assert_same_weights(run, alone)
-    assert not followers(run)
-    [told] = tool("track", "push", str(run.path), "--to", "mlflow")
-    assert told["state"] == "done" and mlflow.only_run().info.status == "FINISHED"
+        assert command.wait_for_exit() == 0
+    assert f"mmfw track push {run.path} --to mlflow" in command.output.replace("'", "")
+    assert logged_losses(run) == logged_losses(untracked_run)
+    assert_same_weights(run, untracked_run)
+    assert not list_follower_pids(run)
+    [result] = tool("track", "push", str(run.path), "--to", "mlflow")
+    assert result["state"] == "done" and mlflow.only_run().info.status == "FINISHED"
     train = [event for event in read_events(run.events) if event["kind"] == "train"]
     assert [(s, t) for s, t, _ in mlflow.points("train/loss")] == [
         (event["update"], round(event["t"] * 1000)) for event in train
     ]
     assert "config.yaml" in mlflow.list_files()
-    result = tool("predict", str(run.path), "--split", "dev_seen", "--no-report", *_TO)
+    result = tool("predict", str(run.path), "--split", "dev_seen", "--no-report", *_TRACK)
     assert [value for _, _, value in mlflow.points("dev_seen/auroc")] == [result["auroc"]]
 
 
-def test_a_server_that_never_answers_keeps_nobody_waiting(tool: Tool, hanging: str) -> None:
-    what = ("--track-models", "best")
-    with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO, *what) as who:
-        run = who.sees("train")
-        assert who.gets_the_prompt_back() == 0
-    assert who.read.count("mmfw track push") == 1 and "server does not answer" in who.read
-    assert "--to mlflow --track-models best" in who.read
-    assert len(logged_losses(run)) == 60 and not followers(run)
+def test_server_that_never_answers_does_not_block_training(tool: Tool, silent_server: str) -> None:
+    models = ("--track-models", "best")
+    with start_command(tool, "train", tool.preset("visual_bert"), *_ARGUMENTS, *_TRACK, *models) as command:
+        run = command.wait_for_event("train")
+        assert command.wait_for_exit() == 0
+    assert command.output.count("mmfw track push") == 1 and "server does not answer" in command.output
+    assert "--to mlflow --track-models best" in command.output
+    assert len(logged_losses(run)) == 60 and not list_follower_pids(run)
 
 
-def test_ctrl_c_ends_the_follower_of_a_training(tool: Tool, hanging: str) -> None:
-    with user(tool, "train", tool.preset("visual_bert"), *_LONG, *_TO) as who:
-        run = who.sees("train")
-        who.process.send_signal(signal.SIGINT)
-        assert who.gets_the_prompt_back() == 130
-    assert "resume with" in who.read and not followers(run)
+def test_ctrl_c_ends_follower_of_training(tool: Tool, silent_server: str) -> None:
+    with start_command(tool, "train", tool.preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
+        run = command.wait_for_event("train")
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait_for_exit() == 130
+    assert "resume with" in command.output and not list_follower_pids(run)
 
 
-def test_a_follower_ends_when_mmfw_was_killed_and_its_worker_has_left(tool: Tool, hanging: str) -> None:
-    with user(tool, "train", tool.preset("visual_bert"), *_LONG, *_TO) as who:
-        run = who.sees("train")
-        who.process.kill()
-        who.process.wait()
-    while followers(run):
+def test_follower_exits_after_mmfw_was_killed_and_worker_has_ended(tool: Tool, silent_server: str) -> None:
+    with start_command(tool, "train", tool.preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
+        run = command.wait_for_event("train")
+        command.process.kill()
+        command.process.wait()
+    while list_follower_pids(run):
         time.sleep(0.05)
     assert run_state(run) == "interrupted"

@@ -1,4 +1,4 @@
-"""Files, options and ends of a training."""
+"""Files, options and outcomes of trainings."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from tests.endtoend.conftest import Tool, load_checkpoint, read_events_of_kind
 from tests.worlds import tiny_mmf
 from tests.worlds.web_server import WebServer
 
-SPAWNING = """
+_SPAWNING_USER_CODE = """
 import torch.multiprocessing
 import torch.utils.data
 
 torch.multiprocessing.set_start_method("spawn", force=True)
-make = torch.utils.data.DataLoader.__init__
+original_init = torch.utils.data.DataLoader.__init__
 
-def started(number):
+def initialize_worker(number):
     pass
 
-def make_with_own_code(self, *args, **kwargs):
-    make(self, *args, **(kwargs | {"worker_init_fn": started}))
+def init_with_user_code(self, *args, **kwargs):
+    original_init(self, *args, **(kwargs | {"worker_init_fn": initialize_worker}))
 
-torch.utils.data.DataLoader.__init__ = make_with_own_code
+torch.utils.data.DataLoader.__init__ = init_with_user_code
 """
 
 
-def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_the_hub(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_bert_is_loaded_into_model_without_hub_requests(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from safetensors.torch import load_file
 
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MMF_USER_DIR"):  # own code may read anything
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MMF_USER_DIR"):  # user code may read any variable
         monkeypatch.delenv(name, raising=False)
     with WebServer.serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -47,32 +45,32 @@ def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_
         tool("predict")
     assert not hub.requests
     groups = load_checkpoint(run)["optimizer"]["param_groups"]
-    assert {group["weight_decay"] for group in groups} == {0.0}, "as for the numbers of the papers"
-    disk = load_file(tool.world.bert / "model.safetensors")
-    encoder = {name.removeprefix("bert."): value for name, value in disk.items() if name.startswith("bert.")}
+    assert {group["weight_decay"] for group in groups} == {0.0}, "as in the experiments of the papers"
+    saved_weights = load_file(tool.world.bert / "model.safetensors")
+    encoder = {name.removeprefix("bert."): value for name, value in saved_weights.items() if name.startswith("bert.")}
     assert len(encoder) > 30
     for name, value in encoder.items():
-        mine = [v for key, v in load_checkpoint(run)["model"].items() if key.endswith("." + name)]
-        assert len(mine) == 1, name
-        assert torch.equal(mine[0], value), name
+        matches = [v for key, v in load_checkpoint(run)["model"].items() if key.endswith("." + name)]
+        assert len(matches) == 1, name
+        assert torch.equal(matches[0], value), name
 
 
 @pytest.mark.wide
-def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
-    """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and own code."""
+def test_spawned_data_loader_workers_find_mmf_and_patches(tool: Tool) -> None:
+    """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and user code."""
     user_dir = tool.folder / "spawning"
     user_dir.mkdir()
-    (user_dir / "__init__.py").write_text(SPAWNING, encoding="utf-8")
+    (user_dir / "__init__.py").write_text(_SPAWNING_USER_CODE, encoding="utf-8")
     settings = {**tool.settings("vilbert"), "env": {"user_dir": str(user_dir)}}
     settings["training"]["num_workers"] = 2
     preset = tool.preset("vilbert", settings=settings)
     assert tool.run_for_exit_code("train", preset, "--updates", "2") == 3
     assert str(user_dir) in tool.errors and "--trust" in tool.errors
-    assert not tool.save_dir.exists(), "there is a run"
+    assert not tool.save_dir.exists(), "a run was created"
     assert tool("train", preset, "training.max_updates=2", "--trust")["updates"] == 2
 
 
-def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None:
+def test_run_folder_records_request_events_and_outcome(tool: Tool) -> None:
     result = tool("train", tool.preset("vilbert"), "--updates", "4", "--name", "проба", "--seed", "3")
     run = tool.get_run(result)
     assert run.path.parent == tool.save_dir / "проба"
@@ -92,106 +90,111 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
     assert [r["id"] for r in tool("runs")] == [run.id]
 
 
-def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
+def test_dry_run_prints_settings_and_records_nothing(tool: Tool) -> None:
     preset, tool = tool.preset("vilbert"), tool.with_world_copy("not read before")
-    for known in (*tool.folder.rglob("SHA256SUMS*"), *tool.folder.rglob("mmfw-checked.json")):
-        known.unlink()
+    for record in (*tool.folder.rglob("SHA256SUMS*"), *tool.folder.rglob("mmfw-checked.json")):
+        record.unlink()
     before = {*tool.folder.rglob("*")}
-    words = ("--updates", "4", "--precision", "fp32", "training.num_workers=0")
-    settings = tool("train", preset, "--dry-run", *words)
+    arguments = ("--updates", "4", "--precision", "fp32", "training.num_workers=0")
+    settings = tool("train", preset, "--dry-run", *arguments)
     training = settings["training"]
     assert (training["max_updates"], training["num_workers"], training["evaluation_interval"]) == (4, 0, 1)
     assert settings["run_type"] == "train_val" and "mmfw" not in settings
     assert tool.run_for_exit_code("train", preset, "--dry-run", "training.batch_size=0") == 2
-    for word in ("optimizer.params.betas=[0.9,1.0]", "scheduler.params.num_warmup_steps=-1"):
-        assert tool.run_for_exit_code("train", preset, "--dry-run", word) == 2
+    for override in ("optimizer.params.betas=[0.9,1.0]", "scheduler.params.num_warmup_steps=-1"):
+        assert tool.run_for_exit_code("train", preset, "--dry-run", override) == 2
     after = {*tool.folder.rglob("*")}
-    assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "a cache"
-    asked = tool("train", preset, *words)
-    assert read_json(tool.get_run(asked).path / "attempts" / "1" / "request.json")["settings"] == settings
-    kept = tool("runs", "show", "--config")
-    assert kept["mmfw"] == {"precision": "fp32", "updates": 4, "epochs": None}
-    assert (kept["training"]["max_updates"], kept["training"]["num_workers"]) == (4, 0)
+    assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "only a cache was written"
+    result = tool("train", preset, *arguments)
+    assert read_json(tool.get_run(result).path / "attempts" / "1" / "request.json")["settings"] == settings
+    saved_settings = tool("runs", "show", "--config")
+    assert saved_settings["mmfw"] == {"precision": "fp32", "updates": 4, "epochs": None}
+    assert (saved_settings["training"]["max_updates"], saved_settings["training"]["num_workers"]) == (4, 0)
 
 
-def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_path: Path) -> None:
+def test_unlabelled_test_set_is_predicted_without_scores(tool: Tool, tmp_path: Path) -> None:
     preset = tool.preset("vilbert")
     tool.world = tiny_mmf.copy_without_labels(tool.world, tmp_path / "unlabelled")
     assert tool("train", preset, "--updates", "1")["state"] == "done"
-    predicted = tool("predict")
-    assert "has no labels" in Path(predicted["report"]).read_text(encoding="utf-8")
-    assert predicted["rows"] == tiny_mmf.SPLIT_SIZES["test_unseen"]
-    assert predicted["auroc"] is None and predicted["accuracy"] is None
+    result = tool("predict")
+    assert "has no labels" in Path(result["report"]).read_text(encoding="utf-8")
+    assert result["rows"] == tiny_mmf.SPLIT_SIZES["test_unseen"]
+    assert result["auroc"] is None and result["accuracy"] is None
 
 
 @pytest.mark.wide
-def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that_mmf_refuses(tool: Tool) -> None:
-    """1.0.0rc10 drops such a word where the list holds texts."""
+def test_list_item_override_reaches_mmf_and_is_kept_on_resume(tool: Tool) -> None:
+    """MMF 1.0.0rc10 ignores an override of an item in a list of strings."""
     from omegaconf import OmegaConf
 
     annotations = "dataset_config.hateful_memes.annotations"
-    word = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
-    words = ("training.experiment_name=lr=high", word)
-    run = tool.train(tool.preset("vilbert"), "--epochs", "1", *words)
+    override = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
+    overrides = ("training.experiment_name=lr=high", override)
+    run = tool.train(tool.preset("vilbert"), "--epochs", "1", *overrides)
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert config.training.experiment_name == "lr=high"
-    assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
+    assert OmegaConf.select(config, f"{annotations}.train") == [override.partition("=")[2]]
     [started] = read_events_of_kind(run, "train_started")
     assert started["max_updates"] == 1, "dev_seen is one batch of four"
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
     config = OmegaConf.load(run.checkpoints / "config.yaml")
-    assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
+    assert OmegaConf.select(config, f"{annotations}.train") == [override.partition("=")[2]]
     assert tool("predict")["rows"] == tiny_mmf.SPLIT_SIZES["test_unseen"]
 
     assert tool.run_for_exit_code("predict", f"{annotations}.test[0]=own.jsonl") == 2
     assert "--memes FILE" in tool.errors and "--split NAME" in tool.errors
 
 
-def test_a_training_whose_override_counts_epochs_says_after_how_many_updates_it_ends(tool: Tool) -> None:
-    """14 rows are four batches; the preset names another total, which epochs take precedence over."""
+def test_training_for_epochs_reports_total_number_of_updates(tool: Tool) -> None:
+    """14 rows are 4 batches. The preset sets another number of updates; epochs take precedence over it."""
     settings = tool.settings("bert")
     settings["training"]["max_updates"] = 22000
-    words = ("training.max_epochs=2", "training.log_interval=1")
-    result = tool("train", tool.preset("bert", settings=settings), *words)
+    overrides = ("training.max_epochs=2", "training.log_interval=1")
+    result = tool("train", tool.preset("bert", settings=settings), *overrides)
     assert (result["updates"], result["max_updates"]) == (8, 8)
     run = tool.get_run(result)
-    told = read_events_of_kind(run, "train_started") + read_events_of_kind(run, "train")
-    assert {event["max_updates"] for event in told} == {8}
+    events = read_events_of_kind(run, "train_started") + read_events_of_kind(run, "train")
+    assert {event["max_updates"] for event in events} == {8}
     assert tool.run_for_exit_code("runs", "show") == 0 and "8 of 8 updates" in tool.output
-    run.events.write_bytes(b"")  # killed before training began
+    run.events.write_bytes(b"")  # as if the run was killed before training began
     assert tool("runs")[0]["max_updates"] is None
 
 
 @pytest.mark.wide
-def test_a_validation_on_one_label_is_a_warning_at_the_start_that_names_what_helps(tool: Tool) -> None:
+def test_validation_rows_with_one_label_cause_warning_with_hint(tool: Tool) -> None:
     annotations = tool.world.dataset / "annotations"
     rows = (annotations / "dev_unseen.jsonl").read_text(encoding="utf-8").splitlines()
-    own = tool.folder / "one label.jsonl"
-    own.write_text("\n".join(row for row in rows if '"label": 0' in row), encoding="utf-8")
+    one_label_file = tool.folder / "one label.jsonl"
+    one_label_file.write_text("\n".join(row for row in rows if '"label": 0' in row), encoding="utf-8")
     key = "dataset_config.hateful_memes.annotations.val[0]"
-    run = tool.train(tool.preset("bert"), "--updates", "1", f"{key}={own}")
-    warned, began = tool.errors.index("there is no AUROC"), tool.errors.index("training on")
-    assert warned < began and f"{key}=FILE" in tool.errors
+    run = tool.train(tool.preset("bert"), "--updates", "1", f"{key}={one_label_file}")
+    warning_position, start_position = tool.errors.index("there is no AUROC"), tool.errors.index("training on")
+    assert warning_position < start_position and f"{key}=FILE" in tool.errors
     assert not (run.checkpoints / "best.ckpt").exists()
     tool("train", "--resume", "last", "--updates", "2", f"{key}={annotations / 'dev_unseen.jsonl'}")
     assert "there is no AUROC" not in tool.errors and (run.checkpoints / "best.ckpt").exists()
 
 
 @pytest.mark.wide
-def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
-    own = tool.folder / "own.jsonl"
+def test_rows_without_image_are_excluded_from_overridden_annotations(tool: Tool) -> None:
+    annotation_file = tool.folder / "user.jsonl"
     rows = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    gone = '{"id": 99999, "img": "img/99999.png", "label": 0, "text": "gone"}'
-    own.write_text("\n".join([*rows[:7], gone]), encoding="utf-8")
-    words = (f"dataset_config.hateful_memes.annotations.train[0]={own}", "--epochs", "1", "--allow-missing")
-    result = tool("train", tool.preset("image"), *words, "--batch-size", "7")
+    row_without_image = '{"id": 99999, "img": "img/99999.png", "label": 0, "text": "gone"}'
+    annotation_file.write_text("\n".join([*rows[:7], row_without_image]), encoding="utf-8")
+    arguments = (
+        f"dataset_config.hateful_memes.annotations.train[0]={annotation_file}",
+        "--epochs",
+        "1",
+        "--allow-missing",
+    )
+    result = tool("train", tool.preset("image"), *arguments, "--batch-size", "7")
     assert result["updates"] == 1
-    assert "own 1 of 8" in tool.errors
+    assert "user 1 of 8" in tool.errors
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("overrides", "exit_code", "message"),
     [
         (("training.no_such_key=1",), 2, "no key training.no_such_key"),
         (("training.early_stop=True",), 2, "training.early_stop.enabled"),
@@ -200,18 +203,16 @@ def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
         (("dataset_config.hateful_memes.annotations.val[0]=nowhere.jsonl",), 3, "nowhere.jsonl"),
     ],
 )
-def test_a_wrong_word_is_an_error_before_there_is_a_run(
-    tool: Tool, words: tuple[str, ...], code: int, message: str
+def test_invalid_override_is_rejected_before_run_is_created(
+    tool: Tool, overrides: tuple[str, ...], exit_code: int, message: str
 ) -> None:
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *words) == code
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *overrides) == exit_code
     assert message in tool.errors
     assert "Traceback" not in tool.errors
-    assert not tool.save_dir.exists(), "there is a run"
+    assert not tool.save_dir.exists(), "a run was created"
 
 
-def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_cache_folder_is_rejected_before_anything_starts(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tool.folder)
     cache = tool.folder / "file" / "cache"
     cache.parent.touch()
@@ -219,14 +220,14 @@ def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
     sweep = tool.folder / "sweep.yaml"
     sweep.write_text("template: {t: 'mmfw train {p}'}\n---\np: any\n", encoding="utf-8")
     preset = tool.preset("vilbert")
-    for words in (("train", preset), ("train", preset, "--dry-run"), ("sweep", "run", str(sweep), "-r", "cpu")):
-        assert tool.run_for_exit_code(*words) == 3
+    for arguments in (("train", preset), ("train", preset, "--dry-run"), ("sweep", "run", str(sweep), "-r", "cpu")):
+        assert tool.run_for_exit_code(*arguments) == 3
         assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
     assert not tool.save_dir.exists()
 
 
 @pytest.mark.wide
-def test_variables_of_python_that_break_the_worker_are_ignored(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_variables_that_break_worker_are_ignored(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     harmful = {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONTRACEMALLOC": "5"}
     for name, value in harmful.items():
         monkeypatch.setenv(name, value)

@@ -160,7 +160,7 @@ def test_second_ctrl_c_or_timeout_kills_the_process_tree(
         status = runner.run(program, monitor.port, presses=presses, timeout=timeout)
         assert status.killed and status.stop_requested
         monitor.wait_for_processes(members)
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
 
 
 def test_child_with_progress_after_a_stop_is_not_killed(runner: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ sys.exit(4)
     with liveness_monitor() as monitor:
         assert runner.run(code, monitor.port) == ChildExit(exit_code=4, stop_requested=False, killed=False)
         monitor.wait_for_processes(members)
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
 
 
 def test_child_that_wrote_its_outcome_but_does_not_exit_is_killed(
@@ -206,7 +206,7 @@ def test_child_that_wrote_its_outcome_but_does_not_exit_is_killed(
         status = runner.run(IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + done + HOLDS_GIL, monitor.port)
         assert status.killed and not status.stop_requested
         monitor.wait_for_processes()
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
 
 
 # A separate parent process for each test, which is killed while it supervises a child.
@@ -248,7 +248,7 @@ def test_no_process_outlives_a_killed_parent(runner: ChildRunner, tree: str) -> 
     with liveness_monitor() as monitor, start_supervisor(runner, program, monitor.port, timeout=0.01) as parent:
         monitor.wait_for_processes(members)
         parent.kill()
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
 
 
 CONNECTED_CHILD = "folder, port = __import__('sys').argv[1:]\n" + HOLD_CONNECTION_CODE + EXITS_ON_STOP_FILE
@@ -259,7 +259,7 @@ def test_child_of_a_killed_parent_is_asked_to_stop_first(runner: ChildRunner) ->
     with liveness_monitor() as monitor, start_supervisor(runner, CONNECTED_CHILD, monitor.port, timeout=60) as parent:
         monitor.wait_for_processes()
         parent.kill()
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
     assert "saved" in runner.log.read_text(encoding="utf-8")
 
 
@@ -274,7 +274,7 @@ def test_closed_terminal_asks_the_child_to_stop(runner: ChildRunner) -> None:
             monitor.wait_for_processes()
             os.close(ours)
             assert parent.wait(60) == 0, "it exited by itself, not by the signal"
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
     assert "saved" in runner.log.read_text(encoding="utf-8")
 
 
@@ -288,7 +288,7 @@ def test_stopped_or_killed_keeper_does_not_block(runner: ChildRunner, name: str)
         )
         assert status.exit_code == -signal.SIGKILL
         monitor.wait_for_processes()
-        assert monitor.has_only_dead_processes()
+        assert monitor.wait_until_all_exited()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches the child")

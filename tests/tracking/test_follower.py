@@ -61,7 +61,7 @@ def test_unreachable_tracker_does_not_delay_another_with_fake_followers(
         )
 
         def then() -> None:
-            assert first.has_only_dead_processes()
+            assert first.wait_until_all_exited()
             file.touch()
 
         ending = Thread(target=then)

@@ -129,17 +129,17 @@ def test_server_receives_events_from_its_downtime(
     command = [sys.executable, "-X", "utf8", "-c", script, "mlflow", str(run.path), "{}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
 
-        def waits_for(something: Callable[..., bool]) -> None:
-            while not any(map(something, load_upload_states(run))):
+        def wait_for_upload_state(condition: Callable[..., bool]) -> None:
+            while not any(map(condition, load_upload_states(run))):
                 assert process.poll() is None
                 time.sleep(0.02)
 
         for round_ in range(3):
-            waits_for(lambda sent: sent.error is not None)
+            wait_for_upload_state(lambda state: state.error is not None)
             append_events(run, attempt_events("1", 120 + 60 * round_, 180 + 60 * round_)[2:])
             events = len(read_events(run.events))
             with proxy.accept_connections():
-                waits_for(lambda sent, stored_run=events: sent.events.get("events.jsonl") == stored_run)
+                wait_for_upload_state(lambda state, count=events: state.events.get("events.jsonl") == count)
                 if round_ == 2:
                     process.communicate()
             append_events(run, [{"t": START_TIME, "kind": "note", "attempt": "1", "text": "it is down again"}])

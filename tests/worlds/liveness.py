@@ -33,7 +33,7 @@ class LivenessMonitor:
             self._connections.append(self._exit_stack.enter_context(self._server.accept()[0]))
             self._connections[-1].settimeout(_TIMEOUT_SECONDS)
 
-    def has_only_dead_processes(self) -> bool:
+    def wait_until_all_exited(self) -> bool:
         """Wait until all accepted connections are closed; raise TimeoutError if one stays open too long."""
         for connection in self._connections:
             # Windows resets the connections of a killed process.
