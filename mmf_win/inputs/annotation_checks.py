@@ -19,13 +19,11 @@ from mmf_win.protocol.check_result import CheckResult
 from mmf_win.upstream.config import Settings
 
 _MIN_LABEL_SHARE = 0.1
-_UNFILTERED_INPUTS = VerifiedInputs()
+_ALL_ROWS = VerifiedInputs()
 _VALIDATION_LABELS_HINT = "validate on memes of both labels: dataset_config.hateful_memes.annotations.val[0]=FILE"
 
 
-def check_annotations(
-    paths: DatasetPaths, dataset: Settings, inputs: VerifiedInputs = _UNFILTERED_INPUTS
-) -> list[CheckResult]:
+def check_annotations(paths: DatasetPaths, dataset: Settings, inputs: VerifiedInputs = _ALL_ROWS) -> list[CheckResult]:
     """Check the labels of the training and validation memes, and look for memes shared between splits.
 
     If the annotation files belong to the dataset in ``paths``, the published validation and test splits are
@@ -48,20 +46,16 @@ def check_annotations(
             rows = dict(inputs.kept_rows.values()).get(path) or read_annotations(path)
             rows_by_split[f"{name} ({slot})" if name in rows_by_split else name] = slot, rows
     results = [_check_balance(name, rows) for name, (_, rows) in rows_by_split.items()]
-    validation_labels = {
-        name: collect_labels(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"
-    }
-    if len(set(chain(*validation_labels.values()))) == 1:
-        text = f"{', '.join(validation_labels)}: only one label, so there is no AUROC and no best.ckpt"
+    val_labels = {name: collect_labels(rows) or [] for name, (slot, rows) in rows_by_split.items() if slot == "val"}
+    if len(set(chain(*val_labels.values()))) == 1:
+        text = f"{', '.join(val_labels)}: only one label, so there is no AUROC and no best.ckpt"
         results.append(CheckResult("error", "validation", text, _VALIDATION_LABELS_HINT))
     existing_splits = list_splits(paths)
     for name in SPLITS[1:] if not rows_by_split.keys().isdisjoint(existing_splits) else ():
         if name in existing_splits and name not in rows_by_split:
             with suppress(DatasetError):  # the training does not read this split
-                rows_by_split[name] = (
-                    "test" if name.startswith("test") else "val",
-                    read_annotations(paths.annotation_file(name)),
-                )
+                slot = "test" if name.startswith("test") else "val"
+                rows_by_split[name] = slot, read_annotations(paths.annotation_file(name))
     folders = list_dataset_paths(dataset, "images", ["train"])
     return results + _check_shared_memes(rows_by_split, paths, folders[0] if folders else paths.images)
 

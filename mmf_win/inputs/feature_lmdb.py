@@ -89,9 +89,8 @@ def add_features(folders: Sequence[Path], lmdb: Path, mmf_paths: MmfPaths, *, fo
         MmfEnvironmentError: lmdb or numpy is not installed.
     """
     require_packages("lmdb", "numpy")
-    splits = {
-        split: read_annotations(mmf_paths.dataset.annotation_file(split)) for split in list_splits(mmf_paths.dataset)
-    }
+    dataset = mmf_paths.dataset
+    splits = {split: read_annotations(dataset.annotation_file(split)) for split in list_splits(dataset)}
     sources = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with open_staging(lmdb.parent, wait=True) as staging:
         _require_free_path(lmdb, force)
@@ -235,10 +234,8 @@ def rebuild_features_hint(lmdb: Path) -> str:
     if folders:
         return f"run `{add_command}`"
     extract_command = format_command("mmfw", "features", "extract", "ARCHIVE", *force, *target)
-    extract_hint = (
-        f"unpack the region features of an archive with `{extract_command}`, or " if target is data_dir_args else ""
-    )
-    return f"{extract_hint}build an LMDB of only the .npy files in FOLDER with `{add_command}`"
+    hint = f"unpack the region features of an archive with `{extract_command}`, or " if target is data_dir_args else ""
+    return f"{hint}build an LMDB of only the .npy files in FOLDER with `{add_command}`"
 
 
 def missing_archive_hint(name: str, folder: Path) -> str:

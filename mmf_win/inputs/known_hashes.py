@@ -44,7 +44,7 @@ def load_known_hashes(cache_dir: Path) -> Manifest:
 
 
 def verify_against_known(
-    files: Sequence[Path], known_hashes: Manifest, *, full: bool, record: bool, title: str
+    files: Sequence[Path], manifest: Manifest, *, full: bool, record: bool, title: str
 ) -> tuple[Manifest, list[FileProblem]]:
     """Verify files against the hashes in their names, or else against earlier readings.
 
@@ -53,7 +53,7 @@ def verify_against_known(
 
     Args:
         files: Existing files.
-        known_hashes: Result of :func:`load_known_hashes`.
+        manifest: Result of :func:`load_known_hashes`.
         full: Also read files that have not changed.
         record: Save the hashes of the files that were read.
         title: Title of the progress bar.
@@ -61,37 +61,33 @@ def verify_against_known(
     Returns:
         The known hashes with those of the files that were read, and the damaged files.
     """
-    entries, stamps, problems = known_hashes.files, known_hashes.stamps, list[FileProblem]()
-    new_entries, new_stamps = dict[str, ManifestEntry](), dict[str, FileStamp]()
+    entries, stamps, problems = manifest.files, manifest.stamps, list[FileProblem]()
+    new_files, new_stamps = dict[str, ManifestEntry](), dict[str, FileStamp]()
     paths = {str(path): path for path in files}
     if not full:
         paths = {n: p for n, p in paths.items() if n not in stamps or not stamps[n].is_current(p.stat())}
     if not paths:
-        return known_hashes, []
+        return manifest, []
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     for name, sha256, stamp in hash_files(paths, sizes, title):
         if problem := _find_problem(paths[name], sha256, stamp, entries.get(name), stamps.get(name)):
             problems.append(problem)
             if earlier := stamps.get(name, stamp):
                 # The file is read again every time until it is repaired.
-                new_entries[name] = entries.get(name, ManifestEntry(_UNKNOWN_SHA256))
+                new_files[name] = entries.get(name, ManifestEntry(_UNKNOWN_SHA256))
                 new_stamps[name] = replace(earlier, checked_ns=0)
         elif stamp is not None:
-            new_entries[name], new_stamps[name] = ManifestEntry(str(sha256)), stamp
+            new_files[name], new_stamps[name] = ManifestEntry(str(sha256)), stamp
     if record:
         with suppress(OSError):  # if the hashes cannot be saved, everything is read again the next time
-            known_hashes.folder.mkdir(parents=True, exist_ok=True)
-            with file_lock(known_hashes.folder / f"{_FILE_NAME}.lock", timeout=5.0):
-                known_hashes = load_known_hashes(known_hashes.folder)  # another process may have changed it
-                known_hashes = replace(
-                    known_hashes, files={**known_hashes.files, **new_entries}, stamps=known_hashes.stamps | new_stamps
-                )
-                states = {name: astuple(stamp) for name, stamp in known_hashes.stamps.items()}
-                stored_files = {name: (known_hashes.files[name].sha256, states[name]) for name in sorted(states)}
-                write_json(known_hashes.folder / _FILE_NAME, {"format": _FORMAT, "files": stored_files})
-    return replace(
-        known_hashes, files={**known_hashes.files, **new_entries}, stamps=known_hashes.stamps | new_stamps
-    ), problems
+            manifest.folder.mkdir(parents=True, exist_ok=True)
+            with file_lock(manifest.folder / f"{_FILE_NAME}.lock", timeout=5.0):
+                manifest = load_known_hashes(manifest.folder)  # another process may have changed it
+                manifest = replace(manifest, files={**manifest.files, **new_files}, stamps=manifest.stamps | new_stamps)
+                states = {name: astuple(stamp) for name, stamp in manifest.stamps.items()}
+                stored_files = {name: (manifest.files[name].sha256, states[name]) for name in sorted(states)}
+                write_json(manifest.folder / _FILE_NAME, {"format": _FORMAT, "files": stored_files})
+    return replace(manifest, files={**manifest.files, **new_files}, stamps=manifest.stamps | new_stamps), problems
 
 
 def _find_problem(

@@ -181,12 +181,10 @@ class Manifest:
         except OSError as error:
             raise damaged_manifest_error(folder, f"cannot be read ({error.strerror})") from None
         hashes = _parse_manifest(folder, text)
-        manifest, manifest_sha256, sizes = _read_notes(folder)
+        notes, manifest_sha256, sizes = _read_notes(folder)
         if manifest_sha256 != hashlib.sha256(text).hexdigest():
-            manifest, sizes = replace(manifest, hash_origin="recorded", stamps={}), {}
-        return replace(
-            manifest, files={name: ManifestEntry(sha256, sizes.get(name)) for name, sha256 in hashes.items()}
-        )
+            notes, sizes = replace(notes, hash_origin="recorded", stamps={}), {}
+        return replace(notes, files={name: ManifestEntry(sha256, sizes.get(name)) for name, sha256 in hashes.items()})
 
     def save(self) -> None:
         """Write the manifest to its folder; if this raises an OSError, no new ``SHA256SUMS`` exists."""

@@ -73,9 +73,7 @@ def best_accuracy_threshold(labels: Sequence[int], probas: Sequence[float]) -> f
         labels: Label of each row, 0 or 1; at least one row.
         probas: Probability of each row, 0 to 1.
     """
-    benign, hateful = (
-        sorted(proba for proba, label in zip(probas, labels, strict=True) if label == side) for side in (0, 1)
-    )
+    benign, hateful = (sorted(p for p, label in zip(probas, labels, strict=True) if label == side) for side in (0, 1))
 
     def count_correct(threshold: float) -> int:
         return bisect_right(benign, threshold) + len(hateful) - bisect_right(hateful, threshold)

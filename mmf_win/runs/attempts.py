@@ -83,12 +83,10 @@ def run_with_retries(
             reduction = choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
             if reduction is None or start_event is None:
                 raise outcome_error(outcome, attempt)
-            failed, (limit_name, old_value, new_value) = attempt, reduction
-            failed.write_event("attempt_failed", next={limit_name: new_value})
-            attempt = next_attempt(
-                failed, limit_name, new_value, start_event, _find_saved_checkpoint(run, events, failed)
-            )
-            _log.info(_RETRY_MESSAGES[limit_name], old_value, new_value)
+            failed, (limit, old_value, new_value) = attempt, reduction
+            failed.write_event("attempt_failed", next={limit: new_value})
+            attempt = next_attempt(failed, limit, new_value, start_event, _find_saved_checkpoint(run, events, failed))
+            _log.info(_RETRY_MESSAGES[limit], old_value, new_value)
             if attempt.is_training:
                 origin = Path(attempt.checkpoint).name if attempt.checkpoint else "the beginning"
                 _log.info("training from %s", origin)

@@ -30,7 +30,7 @@ _REQUIRED_LOSS = "cross_entropy"
 
 
 def attach_teacher(
-    request: RunRequest, first_attempt: AttemptRequest, config: Settings, inputs: VerifiedInputs
+    request: RunRequest, attempt: AttemptRequest, config: Settings, inputs: VerifiedInputs
 ) -> tuple[RunRequest, AttemptRequest]:
     """Add the teacher's predictions to an attempt and remember them in the request.
 
@@ -38,7 +38,7 @@ def attach_teacher(
 
     Args:
         request: Request of the run.
-        first_attempt: The attempt to extend.
+        attempt: The attempt to extend.
         config: Resolved configuration (see :func:`mmf_win.upstream.config.resolve_config`).
         inputs: Verified inputs of the run.
 
@@ -75,11 +75,8 @@ def attach_teacher(
         raise DataError(f"{path}: predictions of {predicted_split}, but the run trains on {split}", hint=hint)
     _, rows = inputs.kept_rows.get("train", (path, None))
     if rows is None:
-        rows = [
-            row
-            for file in list_dataset_paths(config["dataset"], "annotations", ["train"])
-            for row in read_annotations(file)
-        ]
+        files = list_dataset_paths(config["dataset"], "annotations", ["train"])
+        rows = [row for file in files for row in read_annotations(file)]
     probas = _read_teacher_probas(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("%s: predicted from another version of %s, which has the same ids", path, split)
@@ -88,9 +85,7 @@ def attach_teacher(
         _log.warning("%s: overconfident, because the teacher was trained on the same memes; %s", path, advice)
     weight = settings.teacher_weight or _DEFAULT_WEIGHT
     request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
-    return request, replace(
-        first_attempt, task=replace(first_attempt.train_task, teacher_probas=probas, teacher_weight=weight)
-    )
+    return request, replace(attempt, task=replace(attempt.train_task, teacher_probas=probas, teacher_weight=weight))
 
 
 def _require_loss(model: str, config: Settings) -> None:

@@ -79,10 +79,8 @@ class ModelProcess:
             self._child.has_exited(_EXIT_TIMEOUT_SECONDS)
         finally:
             exit_code = self._child.close()
-        child_exit = ChildExit(exit_code, stop_requested=False, killed=False)
-        outcome = determine_outcome(
-            self._attempt, child_exit, memory_ran_out=count_oom_kills() != self._initial_oom_kills
-        )
+        status = ChildExit(exit_code, stop_requested=False, killed=False)
+        outcome = determine_outcome(self._attempt, status, memory_ran_out=count_oom_kills() != self._initial_oom_kills)
         log = self._attempt.log
         tail = read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").strip() if log.exists() else ""
         output_hint = f"the end of its output:\n{tail}" if tail else "the process printed nothing"

@@ -119,7 +119,7 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     if any(reset.lower() in lowered for reset in _OPTIMIZER_RESETS):
         return
     for override in overrides:
-        if _find_matching_key(override, {"optimizer"}):
+        if _find_key(override, {"optimizer"}):
             hint = f"add {_OPTIMIZER_RESETS[0]} to reset the optimizer"
             raise UsageError(f"{override} has no effect: the optimizer comes from the checkpoint", hint=hint)
 
@@ -145,7 +145,7 @@ def override_key(override: str) -> str:
     return override.partition("=")[0]
 
 
-def _find_matching_key(override: str, keys: Collection[str]) -> str | None:
+def _find_key(override: str, keys: Collection[str]) -> str | None:
     """Return the key that an override sets, or the group of which it sets a part; ``None`` for others."""
     parts = re.sub(r"\[[^\]]*\]", "", override_key(override)).split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -154,7 +154,7 @@ def _find_matching_key(override: str, keys: Collection[str]) -> str | None:
 
 def _require_not_reserved(overrides: Sequence[str], reserved_keys: Mapping[str, str]) -> None:
     for override in overrides:
-        if (key := _find_matching_key(override, reserved_keys)) is not None:
+        if (key := _find_key(override, reserved_keys)) is not None:
             raise UsageError(f"{override_key(override)} is set by mmfw", hint=reserved_keys[key])
 
 
@@ -163,10 +163,6 @@ def _require_no_conflict(command_options: CommandOptions, **others: object) -> N
     for override in command_options.overrides:
         for name, keys in _KEYS_BY_OPTION.items():
             value = options.get(name)  # may be 0, for example the seed
-            if (
-                value not in (None, (), "auto")
-                and value is not False
-                and _find_matching_key(override, keys) is not None
-            ):
+            if value not in (None, (), "auto") and value is not False and _find_key(override, keys) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} and {override} set the same value; use one")

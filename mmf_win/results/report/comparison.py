@@ -182,17 +182,15 @@ def _read_result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[s
     updates (the learning rate schedule depends on them) and the outcome.
     """
     config = history.read_comparable_config(run_record.run).items()
-    result_config = {key.removeprefix("request.").removeprefix("settings."): value for key, value in config}
+    values = {key.removeprefix("request.").removeprefix("settings."): value for key, value in config}
     data = [str(attempt.coverage) for attempt in curves.attempts if attempt.coverage]
     totals = dict.fromkeys(str(attempt.max_updates) for attempt in curves.attempts if attempt.max_updates)
-    result_config |= {
+    values |= {
         "trained on": data[-1] if data else None,
         "total": " then ".join(totals),
         "state": None if run_record.state == "done" else run_record.state,
     }
-    return {
-        key: value for key, value in result_config.items() if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)
-    }
+    return {key: value for key, value in values.items() if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)}
 
 
 def compare_aurocs(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
