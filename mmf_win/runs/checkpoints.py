@@ -141,12 +141,10 @@ def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> st
     """
     saved = [event for event in events if event["kind"] == "checkpoint"]
     hashes = {event.get("sha256") for event in saved}
-    if (
-        not saved
-        or None in hashes
-        or file.sha256 in hashes
-        or (progress := read_checkpoint_progress(file.path)) is None
-    ):
+    if not saved or None in hashes or file.sha256 in hashes:
+        return None
+    progress = read_checkpoint_progress(file.path)
+    if progress is None:
         return None
     started_saves = Counter(event.get("update") for event in events if event["kind"] == "saving")
     updates = Counter(event.get("update") for event in saved)
@@ -185,9 +183,7 @@ def require_no_foreign_best(run: Run) -> None:
 def require_no_blocking_folders(run: Run) -> None:
     """Raise ``CheckpointError`` if a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
-        raise CheckpointError(
-            f"{path}: is a folder, not a file", hint="move the folder away; the run saves a checkpoint here"
-        )
+        raise CheckpointError(f"{path}: is a folder, not a file", hint="move it away; the run saves a checkpoint here")
 
 
 def can_resume(run: Run) -> bool:

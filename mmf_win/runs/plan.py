@@ -172,10 +172,8 @@ def plan_attempt(task: AttemptTask, mmf: MmfInstall, job: RunJob, request: RunRe
         if not is_valid_unicode(str(path)):
             raise UsageError(f"{path}: the path is not valid UTF-8, which MMF requires", hint="rename it")
     base_settings = default_settings.add_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
-    config_spec = replace(request, settings=base_settings)
-    config = resolve_config(
-        mmf.root, mmf_paths, config_spec, options.overrides, checked_settings=request.settings_to_validate
-    )
+    spec = replace(request, settings=base_settings)
+    config = resolve_config(mmf.root, mmf_paths, spec, options.overrides, checked_settings=request.settings_to_validate)
     overrides = config["typed"]
     owner_name = f"run {job.run.id}" if job.run else f"preset {request.preset}"
     user_dir = user_code.resolve_user_dir(config["user_dir"], options, owner_name)
@@ -242,9 +240,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
     if gpus > 1 and options.nproc is None:
         _log.info("training on 1 of %d GPUs; --nproc auto uses all", gpus)
     if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
-        raise UsageError(
-            "--rdzv and --node-rank require several machines", hint="pass the number of machines with --nnodes"
-        )
+        raise UsageError("--rdzv and --node-rank require several machines", hint="pass their number with --nnodes")
     if options.nnodes > 1:
         host, _, port = (options.rdzv or "").rpartition(":")
         if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -339,9 +335,7 @@ def next_attempt(
     extra_settings: Settings = {}
     if checkpoint is not None:
         # The settings of the start must not apply again.
-        settings = merge_settings(
-            drop_start_settings(failed_attempt.settings), default_settings.resume_settings(checkpoint)
-        )
+        settings = merge_settings(drop_start_settings(attempt.settings), default_settings.resume_settings(checkpoint))
         task = replace(failed_attempt.train_task, only_weights=False)
         attempt = replace(failed_attempt, task=task, settings=settings, checkpoint=str(checkpoint))
     elif failed_attempt.is_training and (failed_attempt.checkpoint is None or failed_attempt.train_task.only_weights):

@@ -130,9 +130,7 @@ def make_job_to_resume(
         run, checkpoint = match
         checkpoints.require_no_foreign_best(run)
         if name is not None:
-            raise UsageError(
-                f"run {run.id} is resumed in its own folder and cannot be named {name}", hint="remove --name"
-            )
+            raise UsageError(f"run {run.id} is resumed in its folder and cannot be named {name}", hint="remove --name")
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
         job = make_job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
         start_events = [event for event in read_run_events(run) if event["kind"] == "train_started"]
