@@ -266,10 +266,8 @@ def torch_install_command() -> tuple[str, ...]:
     if sys.platform != "darwin":  # macOS has a single build, on PyPI
         name = _best_build_name(machine.survey_cuda())
         # Only PyTorch's index has local versions such as 2.6.0+cpu, so pip cannot choose PyPI's build.
-        index, requirements = (
-            ["--extra-index-url", _TORCH_INDEX_URL + name],
-            [f"{package}+{name}" for package in requirements],
-        )
+        index = ["--extra-index-url", _TORCH_INDEX_URL + name]
+        requirements = [f"{package}+{name}" for package in requirements]
     return ("pip", "install", "-c", str(constraints_file()), *index, *requirements)
 
 

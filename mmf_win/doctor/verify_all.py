@@ -27,13 +27,7 @@ from mmf_win.upstream import install
 PARTS = ("dataset", "features", "runs", "mmf")
 
 _VERIFIED_AGAINST_NOTHING = "nothing"
-_PART_ERRORS = (
-    errors.DataError,
-    errors.InUseError,
-    errors.MmfEnvironmentError,
-    errors.PasswordError,
-    errors.UsageError,
-)
+_FAILURES = (errors.DataError, errors.InUseError, errors.MmfEnvironmentError, errors.PasswordError, errors.UsageError)
 
 
 def _resolve_names(
@@ -153,22 +147,20 @@ def _repair_if_damaged(
         return before
     try:
         repair_part()
-    except _PART_ERRORS as error:
+    except _FAILURES as error:
         return replace(before, error=error)
     after = verify_part()
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
 def _repair_inputs(inputs: Sequence[InputFiles], mmf_paths: MmfPaths, mirror: Mirror) -> list[VerificationResult]:
-    results = {input_files: _verify_input(input_files) for input_files in inputs}
-    damaged = [input_files for input_files, result in results.items() if result.state == "damaged"]
+    results = {item: _verify_input(item) for item in inputs}
+    damaged = [item for item, result in results.items() if result.state == "damaged"]
     if damaged:
         try:
-            repaired = fetch_inputs(
-                [input_files.with_source() for input_files in damaged], mmf_paths, mirror, repair_only=True
-            )
+            repaired = fetch_inputs([item.with_source() for item in damaged], mmf_paths, mirror, repair_only=True)
         except (errors.UsageError, errors.InUseError) as error:  # the source has none of the archives
-            repaired = [replace(results[input_files], error=error) for input_files in damaged]
+            repaired = [replace(results[item], error=error) for item in damaged]
         results |= dict(zip(damaged, repaired, strict=True))
     return list(results.values())
 
@@ -186,9 +178,8 @@ def _verify_dataset(mmf_paths: MmfPaths, full: bool = False) -> VerificationResu
     verified_against = manifest.verified_against
     images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
     if not damage and (unusable := find_unusable_images(images, list_checked_images(manifest))):
-        command = format_command(
-            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(mmf_paths.data_dir)
-        )
+        arguments = ["--force", "--zip", "ARCHIVE", *data_dir_arguments(mmf_paths.data_dir)]
+        command = format_command("mmfw", "convert", *arguments)
         hint = f"{choose_common_hint(unusable)}, then run `{command}` (--allow-missing excludes them)"
         refusal = errors.DatasetError(f"{len(unusable)} images cannot be used", hint=hint)
         problems = tuple(f"unusable: {name} ({problem.description})" for name, problem in unusable.items())

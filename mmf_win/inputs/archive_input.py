@@ -8,16 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mmf_win import errors
 from mmf_win.console import Progress, format_size
 from mmf_win.dataset.region_features import choose_features, mark_built, read_built_version
-from mmf_win.errors import (
-    PERMISSION_ERRNOS,
-    ArchiveError,
-    DamagedFeaturesError,
-    DataError,
-    MmfEnvironmentError,
-    UsageError,
-)
 from mmf_win.files import remove
 from mmf_win.inputs.feature_lmdb import missing_archive_hint, read_image_keys, rebuild_features_hint
 from mmf_win.inputs.input_files import InputFiles, Mirror, restrict_manifest
@@ -74,7 +67,7 @@ class ArchiveInput(InputFiles):
         source = manifest.source if manifest and manifest.hash_origin == "published" else None
         if source and entry and entry.sha256 not in (None, source.sha256):
             problem = f"unpacked from {source.name}, but the installed MMF needs {entry.file_name}"
-            raise DataError(f"{self.folder}: {problem}")
+            raise errors.DataError(f"{self.folder}: {problem}")
         return manifest
 
     def _verified_against(self, _files: Iterable[Path], manifest: Manifest) -> str:
@@ -92,7 +85,7 @@ class ArchiveInput(InputFiles):
                 recorded_names = {*names, *(manifest.files if manifest else ())}
                 return record_hashes(self.folder, recorded_names, title=f"Recording {self.title}"), []
             except OSError as error:
-                if error.errno in PERMISSION_ERRNOS:
+                if error.errno in errors.PERMISSION_ERRNOS:
                     return None, []
                 raise
         return manifest, find_damage(manifest, full=full, only_files=names, title=f"Verifying {self.title}")
@@ -110,11 +103,11 @@ class ArchiveInput(InputFiles):
             message = f"{self.folder}: unpacked from {archive} by MMF, which does not verify the files"
             # Skipped without write access: then the archive cannot be unpacked again.
             with suppress(OSError), file_lock(self.folder / LOCK_NAME):
-                raise DataError(message)
+                raise errors.DataError(message)
         if self.entry and (version := read_built_version(self.entry.marker)) not in (None, self.entry.version):
             found = f"contains version {version} according to {self.entry.marker.name}"
             problem = f"{found}, but the installed MMF needs version {self.entry.version}"
-            raise DataError(f"{self.folder}: {problem}")
+            raise errors.DataError(f"{self.folder}: {problem}")
         self._require_structure(files)
 
     def _require_structure(self, files: Sequence[Path]) -> None:
@@ -127,7 +120,7 @@ class ArchiveInput(InputFiles):
             with Progress(f"Reading {self.title}", path.stat().st_size) as bar:
                 problem = torch_file.find_problem(path, bar.advance)
             if problem:
-                raise DataError(f"{path}: {problem}")
+                raise errors.DataError(f"{path}: {problem}")
 
     def _load_any_manifest(self) -> Manifest:
         """Load the folder's manifest, without files if it is damaged or missing."""
@@ -137,7 +130,7 @@ class ArchiveInput(InputFiles):
         """Return the URL and the SHA-256 of the archive."""
         return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
 
-    def unrepairable_error(self, result: VerificationResult) -> DataError | None:
+    def unrepairable_error(self, result: VerificationResult) -> errors.DataError | None:
         """Return an error if no archive contains the files, such as files built by mmfw."""
         manifest = self._load_any_manifest()
         is_in_archive = manifest.hash_origin != "built" and (self.entry or manifest.source)
@@ -146,10 +139,8 @@ class ArchiveInput(InputFiles):
     def mirror_file_names(self) -> Sequence[str]:
         """Return the possible file names of the archive."""
         manifest = self._load_any_manifest()
-        names = (
-            *([manifest.source.name] if manifest.source else []),
-            *(self.entry.archive_names if self.entry else []),
-        )
+        names = [manifest.source.name] if manifest.source else []
+        names += self.entry.archive_names if self.entry else []
         return [] if manifest.hash_origin == "built" else list(dict.fromkeys(names))
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
@@ -186,11 +177,11 @@ class ArchiveInput(InputFiles):
             try:
                 self._unpack(candidate, mirror, None if user_archive else sha256)
                 return
-            except ArchiveError as error:
+            except errors.ArchiveError as error:
                 _log.warning("%s", error)
         if user_archive:
             message = f"{self.folder}: unpacked from {user_archive.name}, which is not in MMF's zoo"
-            raise DataError(message, hint=missing_archive_hint(user_archive.name, self.folder))
+            raise errors.DataError(message, hint=missing_archive_hint(user_archive.name, self.folder))
         self._require_replaceable(manifest, result)
         archive.parent.mkdir(parents=True, exist_ok=True)
         mirror.download(self.mirror_file_names(), url, archive, self.title, sha256)
@@ -208,7 +199,7 @@ class ArchiveInput(InputFiles):
             has_names = all((folder / name).is_file() for name in self.names)
             if not (has_names if self.names else any(map(_is_checkpoint, folder.rglob("*")))):
                 message = f"{archive}: does not contain the {self.title}"
-                raise ArchiveError(message, hint="use another copy of the archive")
+                raise errors.ArchiveError(message, hint="use another copy of the archive")
 
         extract_verified(
             archive,
@@ -230,7 +221,7 @@ class ArchiveInput(InputFiles):
         try:
             zoo = Zoo(find_mmf().root, self.mmf_paths)
             entry = zoo.dataset_entry(part) if part else zoo.model_entry(self.folder.name)
-        except (MmfEnvironmentError, UsageError):
+        except (errors.MmfEnvironmentError, errors.UsageError):
             return self
         return replace(self, entry=entry) if entry and (part or entry.folder == self.folder) else self
 
@@ -251,14 +242,14 @@ class RegionFeaturesInput(ArchiveInput):
         result = super()._verify_hashes(files, manifest, full, record)
         if full and manifest and not result[1]:
             # Intact features can be unsafe. Records that were damaged from the start are reported by the run.
-            with suppress(DamagedFeaturesError):
+            with suppress(errors.DamagedFeaturesError):
                 read_image_keys(self.lmdb(), read_records=True)
         return result
 
     def _require_structure(self, _files: Sequence[Path]) -> None:
         read_image_keys(self.lmdb(), read_records=True)
 
-    def unrepairable_error(self, result: VerificationResult) -> DataError | None:
+    def unrepairable_error(self, result: VerificationResult) -> errors.DataError | None:
         """Return the same error as for other archives, with a hint how to build other features."""
         return super().unrepairable_error(result) and self._damaged_features_error(result)
 
@@ -266,11 +257,11 @@ class RegionFeaturesInput(ArchiveInput):
         if result.state == "damaged" and manifest.source is None:
             raise self._damaged_features_error(result, "; their source is unknown")
 
-    def _damaged_features_error(self, result: VerificationResult, detail: str = "") -> DataError:
+    def _damaged_features_error(self, result: VerificationResult, detail: str = "") -> errors.DataError:
         problems = "; ".join(result.problems)
         prefix = "" if problems.startswith(str(self.folder)) else f"{self.folder}: "
         message = f"{prefix}{problems}{detail}"
-        return DamagedFeaturesError(message, hint=rebuild_features_hint(self.lmdb()))
+        return errors.DamagedFeaturesError(message, hint=rebuild_features_hint(self.lmdb()))
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -186,9 +186,7 @@ def may_query_hub(config: Settings, mmf_paths: MmfPaths) -> bool:
     """Return whether a run with complete inputs may request other files from the Hugging Face Hub."""
     snapshots = [hub.find_snapshot(item.source) for item in _model_inputs(config, mmf_paths) if item.source]
     unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
-    return (
-        bool(unlisted) or not snapshots or not all(folder and hub.is_known_model_type(folder) for folder in snapshots)
-    )
+    return bool(unlisted) or not snapshots or not all(path and hub.is_known_model_type(path) for path in snapshots)
 
 
 def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
@@ -205,15 +203,11 @@ def list_inputs(mmf_paths: MmfPaths) -> list[InputFiles]:
     folders: set[Path] = set()
     for folder_name, subfolders, names in os.walk(mmf_paths.data_dir):
         subfolders[:] = [name for name in subfolders if not name.startswith(".mmfw-")]
-        if (
-            MANIFEST_NAME in names
-            or Path(folder_name) == mmf_paths.dataset.features
-            or is_install_incomplete(Path(folder_name))
-        ):
-            folders.add(Path(folder_name))
-    inputs = [
-        item for folder in sorted(folders - {mmf_paths.dataset.root}) for item in _folder_inputs(folder, mmf_paths)
-    ]
+        folder = Path(folder_name)
+        if MANIFEST_NAME in names or folder == mmf_paths.dataset.features or is_install_incomplete(folder):
+            folders.add(folder)
+    folders.discard(mmf_paths.dataset.root)
+    inputs = [item for folder in sorted(folders) for item in _folder_inputs(folder, mmf_paths)]
     cached_paths = (
         path
         for path in map(Path, load_known_hashes(mmf_paths.cache_dir).files)

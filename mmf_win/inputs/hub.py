@@ -291,10 +291,9 @@ def _cache_folder(name: str) -> Path:
 
 
 def _list_model_files(folder: Path, *, weights: Sequence[str]) -> list[Path]:
-    config_names, weights_names = (
-        [name for name in names if (folder / name).is_file()] for names in (_MODEL_FILES, weights)
-    )
-    return [folder / name for name in (*config_names, *weights_names[:1])]
+    config_files = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
+    weights_files = [folder / name for name in weights if (folder / name).is_file()]
+    return [*config_files, *weights_files[:1]]
 
 
 def _link_to_blob(path: Path, etag: str | None) -> None:

@@ -107,11 +107,10 @@ def verify_inputs(  # noqa: PLR0913 - three of them are switches of one command
     arguments = [*hint_arguments, *data_dir_arguments(mmf_paths.data_dir)]
     _require_intact([(item, results[item]) for item in inputs if item not in models], arguments)
     fetch_command = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *arguments)
+    mirror = Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
     for item in models:
         _log.warning("%s not found; fetching it", item.title)
-        fetch_inputs(
-            [item], mmf_paths, Mirror(offline=offline, alternative_hint=f"copy it from a folder with `{fetch_command}`")
-        )
+        fetch_inputs([item], mmf_paths, mirror)
     dataset = config["dataset"]
     by_path = {file.path: file for file in loaded_annotations}
     path_by_slot = {s: paths[0] for s in slots if len(paths := list_dataset_paths(dataset, "annotations", [s])) == 1}
@@ -232,11 +231,9 @@ def _find_kept_rows(
             lmdbs = keys_by_lmdb.keys() & set(list_dataset_paths(dataset, "features", [slot]))
             missing = [row for lmdb in lmdbs for row in find_rows_without_features(file.rows, keys_by_lmdb[lmdb])]
         elif dataset.get("use_images"):
+            folders = list_dataset_paths(dataset, "images", [slot])
             # A predicting worker reports unusable images itself.
-            paths_to_skip = None if predicts else checked_paths
-            missing, unusable = _find_rows_without_image(
-                file.rows, list_dataset_paths(dataset, "images", [slot]), paths_to_skip
-            )
+            missing, unusable = _find_rows_without_image(file.rows, folders, None if predicts else checked_paths)
             flaws |= unusable
         if missing:
             missing_by_slot[slot] = missing

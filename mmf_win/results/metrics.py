@@ -95,9 +95,7 @@ def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequ
     y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):
         return MetricEstimate(None)
-    value, error = _delong_estimate(
-        *(a - b for a, b in zip(_placement_counts(y, p), _placement_counts(y, q), strict=True))
-    )
+    value, error = _delong_estimate(*(a - b for a, b in zip(_placements(y, p), _placements(y, q), strict=True)))
     if not error:
         return MetricEstimate(value)
     low, high = max(-1.0, value - _Z * error), min(1.0, value + _Z * error)
@@ -128,15 +126,13 @@ def calibration_bins(p: FloatArray) -> IntArray:
 
 
 def _auroc(y: IntArray, p: FloatArray) -> MetricEstimate:
-    value, error = _delong_estimate(*_placement_counts(y, p))
-    return (
-        MetricEstimate(value, max(0.0, value - _Z * error), min(1.0, value + _Z * error))
-        if error
-        else MetricEstimate(value)
-    )
+    value, error = _delong_estimate(*_placements(y, p))
+    if not error:
+        return MetricEstimate(value)
+    return MetricEstimate(value, max(0.0, value - _Z * error), min(1.0, value + _Z * error))
 
 
-def _placement_counts(y: IntArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _placements(y: IntArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Count, for each row, the rows of the other class that are ranked correctly against it.
 
     Returns:
@@ -156,7 +152,7 @@ def _delong_estimate(hateful_counts: FloatArray, benign_counts: FloatArray) -> t
     """Return an AUROC, or a difference of two, and its standard error.
 
     Args:
-        hateful_counts: Counts per hateful row from :func:`_placement_counts`, or a difference of two such
+        hateful_counts: Counts per hateful row from :func:`_placements`, or a difference of two such
             counts. They are multiples of 0.5, so rounding cannot hide a variance of 0.
         benign_counts: Counts per benign row.
 

@@ -83,29 +83,28 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     progress, run = read_checkpoint_progress(checkpoint), find_run_containing(checkpoint)
     if progress is None:
         return
+    success = AttemptOutcome("ok")
     is_unfinished = (  # stopped after its last update, but before its end
         progress.update == total
         and run is not None
         and plan.request.start != first.checkpoint
-        and AttemptOutcome.load(run.outcome_file) != AttemptOutcome("ok")
+        and AttemptOutcome.load(run.outcome_file) != success
     )
     if total is not None and progress.update >= total and not is_unfinished:
         hint = f"pass a total above {progress.update} with --updates"
         for preset in _preset_arguments(plan.request):
-            path_arguments = [
+            arguments = [
                 *data_dir_arguments(plan.job.mmf_paths.data_dir),
                 "--save-dir",
                 plan.job.mmf_paths.save_dir,
             ]
-            command = format_command("mmfw", "train", preset, "--init", checkpoint, *path_arguments)
+            command = format_command("mmfw", "train", preset, "--init", checkpoint, *arguments)
             hint += f", or start over with these weights: `{command}`"
         message = f"{checkpoint} is at update {progress.update}; the run is already complete (total: {total})"
         raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
-    if progress.update <= progress.best_update + patience or AttemptOutcome.load(run.outcome_file) != AttemptOutcome(
-        "ok"
-    ):
+    if progress.update <= progress.best_update + patience or AttemptOutcome.load(run.outcome_file) != success:
         return
     summary = RunRecord.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):

@@ -68,9 +68,8 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         trace_file = run.attempt(profiled["attempt"]).trace
         trace = Path(shutil.move(trace_file, create_timestamped_dir(profiles_dir)))
     config = {key: plan.config["training"][key] for key in _TRAINING_KEYS}
-    return convert_to(
-        {**profiled, **config, "max_updates": plan.first_attempt.train_task.total_updates}, TrainingProfile
-    ), trace
+    values = {**profiled, **config, "max_updates": plan.first_attempt.train_task.total_updates}
+    return convert_to(values, TrainingProfile), trace
 
 
 def make_job_from_preset_or_run(

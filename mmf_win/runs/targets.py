@@ -82,9 +82,8 @@ class PredictionTarget:
         except Exception as error:  # Pillow raises many types of exceptions for damaged files
             hint = "pass an image with --image, or a table of memes with --memes"
             raise UnreadableImageError(f"{image}: image cannot be read ({error})", hint=hint) from None
-        return cls._from_rows(
-            image, [AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch
-        )
+        row = AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)
+        return cls._from_rows(image, [row], scratch)
 
     @classmethod
     def _from_rows(cls, source: Path, rows: Sequence[AnnotationRow], scratch: Path) -> PredictionTarget:
@@ -125,9 +124,7 @@ class PredictionTarget:
     def settings(self) -> Settings:
         """MMF settings that replace the run's own splits, which may be missing, with these memes."""
         if self.is_user_data:  # with absolute paths of the images
-            return default_settings.settings_for_all_splits(
-                annotations=self.annotation_file.path, images=self.annotation_file.path.parent
-            )
-        return default_settings.settings_for_all_splits(
-            annotations=default_settings.ANNOTATIONS_TEMPLATE.format(self.name)
-        )
+            file = self.annotation_file.path
+            return default_settings.settings_for_all_splits(annotations=file, images=file.parent)
+        annotations = default_settings.ANNOTATIONS_TEMPLATE.format(self.name)
+        return default_settings.settings_for_all_splits(annotations=annotations)
