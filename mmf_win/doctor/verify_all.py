@@ -252,11 +252,9 @@ def _verify_mmf(full: bool = False) -> VerificationResult | None:
     mmf = survey_mmf(full=full)
     installed, problems = mmf.installed, mmf.problems
     if installed is None:
-        return (
-            VerificationResult("mmf", "MMF", mmfw_home() / "mmf", "damaged", _VERIFIED_AGAINST_NOTHING, problems)
-            if problems
-            else None
-        )
+        if not problems:
+            return None
+        return VerificationResult("mmf", "MMF", mmfw_home() / "mmf", "damaged", _VERIFIED_AGAINST_NOTHING, problems)
     result = VerificationResult("mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING)
     if problems is None:
         return replace(result, state="not verified", verified_against="nothing (your own checkout)")

@@ -208,16 +208,11 @@ def list_inputs(mmf_paths: MmfPaths) -> list[InputFiles]:
             folders.add(folder)
     folders.discard(mmf_paths.dataset.root)
     inputs = [item for folder in sorted(folders) for item in _folder_inputs(folder, mmf_paths)]
-    cached_paths = (
-        path
-        for path in map(Path, load_known_hashes(mmf_paths.cache_dir).files)
-        if _is_in_this_data_dir(path, mmf_paths)
-    )
+    paths = map(Path, load_known_hashes(mmf_paths.cache_dir).files)
+    cached_paths = (path for path in paths if _is_in_this_data_dir(path, mmf_paths))
+    shared_inputs = _shared_cache_inputs(cached_paths, mmf_paths)
     # A missing folder was removed by its owner.
-    shared_inputs = (
-        item for item in _shared_cache_inputs(cached_paths, mmf_paths) if any(path.is_file() for path in item.files())
-    )
-    return [*inputs, *shared_inputs]
+    return [*inputs, *(item for item in shared_inputs if any(map(Path.is_file, item.files())))]
 
 
 def _is_in_this_data_dir(path: Path, mmf_paths: MmfPaths) -> bool:

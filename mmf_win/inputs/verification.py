@@ -21,13 +21,7 @@ from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths, list_feature_lmdbs, may_query_hub
 from mmf_win.inputs.feature_lmdb import find_rows_without_features, read_image_keys
 from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
-from mmf_win.integrity.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    load_intact_manifest,
-    load_manifest_notes,
-    repair_hint,
-)
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_intact_manifest, load_manifest_notes, repair_hint
 from mmf_win.integrity.verify import VerificationResult, find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
 from mmf_win.unpacking.staging import require_complete_install
@@ -161,11 +155,9 @@ def _require_intact(results: Sequence[tuple[InputFiles, VerificationResult]], ar
     Raises:
         DataError: Inputs are damaged or missing.
     """
-    repair_inputs_command, fetch_command = (
-        format_command("mmfw", "repair", *arguments),
-        format_command("mmfw", "features", "fetch", *arguments),
-    )
-    for state, command in (("damaged", repair_inputs_command), ("missing", fetch_command)):
+    repair_command = format_command("mmfw", "repair", *arguments)
+    fetch_command = format_command("mmfw", "features", "fetch", *arguments)
+    for state, command in (("damaged", repair_command), ("missing", fetch_command)):
         affected = [(item, result) for item, result in results if result.state == state]
         for item, result in affected:
             if (error := result.error or item.unrepairable_error(result)) is not None:

@@ -267,12 +267,9 @@ class _Evaluation:
 
     def find_target(self, member: _Member, name: str) -> PredictionTarget:
         """Return a target for a member; a split is read from the member's own data folder."""
-        user_target = self.user_target
-        return (
-            user_target
-            if user_target is not None and user_target.name == name
-            else self._split_target(member.mmf_paths, name)
-        )
+        if self.user_target is not None and self.user_target.name == name:
+            return self.user_target
+        return self._split_target(member.mmf_paths, name)
 
     def require_split(self, split: str) -> None:
         """Raise ``DatasetError`` unless all members have a split, and those of an ensemble the same file."""

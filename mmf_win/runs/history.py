@@ -176,10 +176,8 @@ def _summarize_records(records: Sequence[RunRecord]) -> dict[Run, RunSummary]:
     settings = [_format_user_settings(record.request) for record in records]
     common = set.intersection(*map(set, settings)) if len(records) > 1 else set()
     differing = [" ".join(item for item in items if item not in common) for items in settings]
-    return {
-        record.run: _summarize_record(record, split, items or None)
-        for record, items in zip(records, differing, strict=True)
-    }
+    pairs = zip(records, differing, strict=True)
+    return {record.run: _summarize_record(record, split, items or None) for record, items in pairs}
 
 
 def _summarize_record(record: RunRecord, test_split: str | None, differs: str | None) -> RunSummary:

@@ -58,11 +58,9 @@ def list_runs_with_sweeps(save_dir: Path) -> list[Run]:
 
 def find_sweep_folder(save_dir: Path, sweep_spec: str) -> Path | None:
     """Return the folder of a sweep given by folder, name or ``sweeps/NAME``, or ``None`` if there is none."""
-    candidates = (
-        (expand_home(sweep_spec).absolute(), save_dir / sweep_spec, save_dir / SWEEPS_DIR / sweep_spec)
-        if sweep_spec
-        else ()
-    )
+    if not sweep_spec:
+        return None
+    candidates = expand_home(sweep_spec).absolute(), save_dir / sweep_spec, save_dir / SWEEPS_DIR / sweep_spec
     return next((candidate for candidate in candidates if (candidate / SPECIFICATION_FILE).is_file()), None)
 
 

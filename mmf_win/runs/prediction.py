@@ -61,9 +61,8 @@ def predict_target(  # noqa: PLR0913 - the interface that an exported model shar
     inputs = preflight.check_prediction(plan, target, features)
     first_attempt = replace(plan.first_attempt, may_query_hub=inputs.may_query_hub or options.trust)
     if export is not None:
-        first_attempt = replace(
-            first_attempt, task=ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8)
-        )
+        task = ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8)
+        first_attempt = replace(first_attempt, task=task)
 
     with shared_read_lock(mmf_paths.dataset.root), attempts.writable_run(run) as writable:
         begin()

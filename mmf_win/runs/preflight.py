@@ -93,11 +93,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     if total is not None and progress.update >= total and not is_unfinished:
         hint = f"pass a total above {progress.update} with --updates"
         for preset in _preset_arguments(plan.request):
-            arguments = [
-                *data_dir_arguments(plan.job.mmf_paths.data_dir),
-                "--save-dir",
-                plan.job.mmf_paths.save_dir,
-            ]
+            arguments = [*data_dir_arguments(plan.job.mmf_paths.data_dir), "--save-dir", plan.job.mmf_paths.save_dir]
             command = format_command("mmfw", "train", preset, "--init", checkpoint, *arguments)
             hint += f", or start over with these weights: `{command}`"
         message = f"{checkpoint} is at update {progress.update}; the run is already complete (total: {total})"

@@ -49,11 +49,8 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
     parent = next(folder for folder in (profiles_dir, *profiles_dir.parents) if folder.exists())
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=parent, ignore_cleanup_errors=True) as scratch:
         task = ProfileTask(**vars(plan.first_attempt.train_task), updates=updates)
-        first_attempt = replace(
-            plan.first_attempt,
-            task=task,
-            settings=merge_settings(plan.first_attempt.settings, _short_training_settings(updates)),
-        )
+        settings = merge_settings(plan.first_attempt.settings, _short_training_settings(updates))
+        first_attempt = replace(plan.first_attempt, task=task, settings=settings)
         scratch_job = replace(job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
             run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)

@@ -268,10 +268,8 @@ def execute_plan(
             preserved = checkpoints.preserve_last_checkpoint(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, preserved)
             for name in find_changed_splits(run, inputs.splits_read):
-                _log.warning(
-                    "%s has changed since this run was trained; scores before and after the change are not comparable",
-                    name,
-                )
+                message = "%s has changed since this run was trained; scores before and after are not comparable"
+                _log.warning(message, name)
         origin = run or (request.start and lookup.find_run_containing(Path(request.start)))
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None

@@ -53,9 +53,8 @@ def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: 
     is_named_by_user |= bool(environment_dir) and folder == _absolute_path(str(environment_dir))
     if not (is_named_by_user or options.trust):
         message = f"{folder}: user code of {owner_name} is not trusted (env.user_dir)"
-        raise DataError(
-            message, hint="if you trust its source, run the same command again with --trust; mmfw remembers the folder"
-        )
+        hint = "if you trust its source, run the same command again with --trust; mmfw remembers the folder"
+        raise DataError(message, hint=hint)
     if not options.dry_run:
         path = trusted_folders_path()
         try:

@@ -168,11 +168,8 @@ def _format_group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str
         ]
 
     # MMF's configuration follows from the requested settings unless a file that they name was changed.
-    return shorten(
-        ", ".join([first.preset, *(list_differing_settings(mmf_keys=False) or list_differing_settings(mmf_keys=True))]),
-        _MAX_NAME_CHARS,
-        placeholder=" …",
-    )
+    settings = list_differing_settings(mmf_keys=False) or list_differing_settings(mmf_keys=True)
+    return shorten(", ".join([first.preset, *settings]), _MAX_NAME_CHARS, placeholder=" …")
 
 
 def _read_result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, Any]:

@@ -202,11 +202,9 @@ def _resolve_dataset_paths(run_record: RunRecord, data_dir: Path | None) -> Data
 def load_best_scored_split(run_record: RunRecord, split: str | None, data_dir: Path | None) -> ScoredSplit | None:
     """Return a run's predictions of a split by its best checkpoint, or ``None`` if there are none."""
     prediction = run_record.scores.newest_by_split.get(split) if split else None
-    return (
-        None
-        if prediction is None
-        else load_scored_split(prediction.csv, prediction.split, _resolve_dataset_paths(run_record, data_dir))
-    )
+    if prediction is None:
+        return None
+    return load_scored_split(prediction.csv, prediction.split, _resolve_dataset_paths(run_record, data_dir))
 
 
 def _build_prediction_context(
