@@ -100,9 +100,7 @@ def _write_report(mmf_paths: MmfPaths, path: Path, run_spec: str | None, log: bo
         print_json({"report": path, "run": run and run.id, "files": names})
         return
     print_status("doctor.json: versions, folders, the machine")
-    print_status(
-        f"run/: {len(names) - 1} files of run {run.id}" if run else "no run included, because there are no runs yet"
-    )
+    print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run included: there are no runs yet")
     print_status("Passwords, tokens and your home folder are replaced; check the files before you share them.")
     print_result(path)
 
@@ -180,10 +178,8 @@ def _print_patches(as_json: bool) -> None:
         errors="replace",
     )
     if completed.returncode:
-        last_line = (completed.stderr.strip().splitlines() or ["no output"])[-1]
-        raise MmfEnvironmentError(
-            f"cannot list the patches: {last_line}", hint="run `mmfw doctor` to see what is missing"
-        )
+        reason = (completed.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MmfEnvironmentError(f"cannot list the patches: {reason}", hint="run `mmfw doctor` to see what is missing")
     patches: list[dict[str, Any]] = json.loads(completed.stdout)
     if as_json:
         print_json(patches)

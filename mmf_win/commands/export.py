@@ -107,14 +107,12 @@ def command(
 
 
 def _print_int8_comparison(comparison: dict[str, Any]) -> None:
-    rows = []
+    rows, auroc = [], comparison["auroc"]
     for name, key in (("float32", "before"), ("int8", "after")):
         p50, p99 = (f"{comparison[key][percentile]:.1f}" for percentile in ("p50_ms", "p99_ms"))
-        rows.append((name, format_size(comparison[key]["bytes"]), p50, p99, f"{comparison['auroc'][key]:.4f}"))
+        rows.append((name, format_size(comparison[key]["bytes"]), p50, p99, f"{auroc[key]:.4f}"))
     print(format_table(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
     print_status(f"probabilities differ by at most {comparison['largest_difference']:.2g} from those of float32")
-    if interval := comparison["auroc"]["interval"]:
-        print_status(
-            "AUROC change: {:+.4f} (95% CI: {:+.4f} to {:+.4f})".format(comparison["auroc"]["difference"], *interval)
-        )
+    if interval := auroc["interval"]:
+        print_status("AUROC change: {:+.4f} (95% CI: {:+.4f} to {:+.4f})".format(auroc["difference"], *interval))
     print_status("warning: int8 results and timings depend on the CPU (VNNI, ARM dot product)")

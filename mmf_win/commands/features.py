@@ -107,17 +107,13 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
     with suppress(MmfEnvironmentError):  # MMF is not installed yet
         entry = Zoo(find_mmf().root, mmf_paths, DATASET_ZOO_FILE).dataset_entry("features")
     version = entry.version if entry else None
-    target = extract_features(
-        archive, mmf_paths, version=version, ask=ask, force=force, require_harmless=_require_harmless
-    )
-    print_status(f"features: {target}")
+    lmdb = extract_features(archive, mmf_paths, version=version, ask=ask, force=force, require_harmless=_check_records)
+    print_status(f"features: {lmdb}")
     if version is None:
-        print_status(
-            "warning: MMF is not installed; run `mmfw setup`, then the same command again so that MMF finds them"
-        )
+        print_status("warning: MMF is not installed; run `mmfw setup`, then this command again, so that MMF finds them")
 
 
-def _require_harmless(lmdb: Path) -> None:
+def _check_records(lmdb: Path) -> None:
     # Without the lmdb package, the check before a run reads the LMDB. That check also reports any damage.
     with suppress(MmfEnvironmentError, DamagedFeaturesError):
         read_image_keys(lmdb, read_records=True)
@@ -163,9 +159,7 @@ def add(folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, f
         fewest, most = added["regions"]
         count = fewest if fewest == most else f"{fewest} to {most}"
         key = "dataset_config.hateful_memes.max_features"
-        print_status(
-            f"warning: images have {count} regions; for ViLBERT, all images need the number of regions that {key} sets"
-        )
+        print_status(f"warning: images have {count} regions; for ViLBERT, all images need the number that {key} sets")
     if added["numbers"] != _FEATURE_SIZE:
         print_status(f"warning: {added['numbers']} numbers per region; the presets expect {_FEATURE_SIZE}")
     print_status(f"features of {added['images']} images: {added['lmdb']}")
@@ -210,13 +204,9 @@ def _print_files(
         entries = []
         for item, result in results.items():
             source, sha256 = item.published_origin()
-            details = {
-                "presets": required_files.inputs[item],
-                "files": item.files(),
-                "source": source,
-                "sha256": sha256,
-            }
-            entries.append({**verify.to_json(result), **details, "download_bytes": download_sizes.get(item)})
+            entry = {**verify.to_json(result), "presets": required_files.inputs[item], "files": item.files()}
+            entry |= {"source": source, "sha256": sha256, "download_bytes": download_sizes.get(item)}
+            entries.append(entry)
         print_json(entries)
         return
     if not results:
@@ -235,9 +225,5 @@ def _print_files(
                 presets_to_fetch |= dict.fromkeys(required_files.inputs[item])
     if presets_to_fetch:
         arguments = [*presets_to_fetch, *required_files.overrides]
-        print_status(
-            "next: "
-            + format_command(
-                "mmfw", "features", "fetch", *arguments, *data_dir_arguments(required_files.mmf_paths.data_dir)
-            )
-        )
+        arguments += data_dir_arguments(required_files.mmf_paths.data_dir)
+        print_status("next: " + format_command("mmfw", "features", "fetch", *arguments))

@@ -203,11 +203,9 @@ def process_options(function: Callable[..., Any]) -> Callable[..., Any]:
     nproc = number_or_auto("--nproc", f"{nproc_help}  [default: 1]", **nproc_attrs)
     cpu = click.option("--cpu", is_flag=True, help="Train on the CPU even if there are GPUs.")
     nnodes = number("--nnodes", help_text="Number of nodes (machines); start the same command on each.", default=1)
-    node_rank = number(
-        "--node-rank", help_text="Node rank of this machine, from 0. The run is saved on node 0.", minimum=0
-    )
+    rank = number("--node-rank", help_text="Node rank of this machine, from 0. The run is saved on node 0.", minimum=0)
     rdzv = click.option("--rdzv", metavar="HOST:PORT", help="Address of node 0, and a free port on it.")
-    return nproc(cpu(nnodes(node_rank(rdzv(function)))))
+    return nproc(cpu(nnodes(rank(rdzv(function)))))
 
 
 def confirm(question: str, assume_yes: bool) -> bool:

@@ -172,18 +172,16 @@ def command(
     follow = click.get_current_context().with_resource(followers)
     runs, overrides = split_arguments(arguments)
     command_options = replace(prediction_options.command_options, overrides=overrides)
-    features = prediction_options.features
-    require_predictable(
-        command_options, features=features, memes=prediction_options.memes, image=prediction_options.image
-    )
+    features, memes, image = prediction_options.features, prediction_options.memes, prediction_options.image
+    require_predictable(command_options, features=features, memes=memes, image=image)
     prediction_options = replace(prediction_options, command_options=command_options)
-    _require_one_weight_source(weights, prediction_options, runs)
+    _require_one_source(weights, prediction_options, runs)
     members, prediction_options = _choose_members(weights, prediction_options, runs, save_dir)
     if len({member.run for member in members}) > 1:
         require_no_env_run_id(active_trackers)
     output = prediction_options.output and prediction_options.output.absolute()
     prediction_options = replace(prediction_options, output=output, features=find_lmdb(features) if features else None)
-    if prediction_options.image:
+    if image:
         probas = evaluation.predict_meme(members, save_dir, prediction_options, RunDisplay)
         _print_probas(probas, members, prediction_options.ensemble, as_json)
         if trackers:  # set by MMFW_TRACK
@@ -199,40 +197,32 @@ def command(
 
 def _require_one_input(prediction_options: PredictionOptions) -> None:
     """Reject several kinds of input, and with ``--image`` options about prediction files."""
-    inputs = {
-        "--split": prediction_options.split,
-        "--memes": prediction_options.memes,
-        "--image": prediction_options.image,
-    }
+    split, memes, image = prediction_options.split, prediction_options.memes, prediction_options.image
+    inputs = {"--split": split, "--memes": memes, "--image": image}
     used = [option for option, value in inputs.items() if value]
     if len(used) > 1:
         raise UsageError(f"{' and '.join(used)} select different memes; use one")
-    if (count := len([*prediction_options.memes, *prediction_options.image])) > 1:
+    if (count := len([*memes, *image])) > 1:
         raise UsageError(f"{used[0]} is set {count} times", hint="use one; --memes reads a table of memes")
-    if (not prediction_options.image) != (prediction_options.text is None):
+    if (not image) != (prediction_options.text is None):
         raise UsageError("--image and --text require each other", hint='use --text "" if there is no text')
     context = click.get_current_context()
-    for name, option in _FILE_OPTIONS.items() if prediction_options.image else ():
+    for name, option in _FILE_OPTIONS.items() if image else ():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and context.params[name] not in ("0.5", False):
             message = f"{option} cannot be combined with --image, which writes no prediction files"
             raise UsageError(message, hint="use --memes FILE or --split SPLIT to write prediction files")
 
 
-def _require_one_weight_source(
-    weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str]
-) -> None:
+def _require_one_source(weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str]) -> None:
     """Reject several sources of weights, and options that one of them excludes."""
     preset, command_options = weights.published, prediction_options.command_options
     if weights.exported:
         conflicting: dict[str, object] = {"RUN": runs, "KEY=VALUE": command_options.overrides}
         conflicting |= {"--checkpoint": weights.checkpoint, "--published": preset, "--best-of": weights.best_of}
         conflicting |= {"--source": weights.source, "--features": prediction_options.features}
-        conflicting |= {
-            "--batch-size": command_options.batch_size,
-            "--precision": command_options.precision,
-            "--fast": command_options.fast,
-        }
+        conflicting |= {"--batch-size": command_options.batch_size, "--precision": command_options.precision}
+        conflicting |= {"--fast": command_options.fast}
         if used := [name for name, value in conflicting.items() if value not in (None, ())]:
             raise UsageError(f"--with cannot be combined with {' and '.join(used)}", hint="use one of them")
     if weights.best_of is not None and (runs or preset is not None):
@@ -257,9 +247,8 @@ def _choose_members(
     if weights.exported is not None:
         model = ExportedModel.from_folder(weights.exported)
         run = find_run(save_dir, model.metadata["run"])
-        return [RunCheckpoint(run, model.folder / "model.onnx")], replace(
-            prediction_options, predict_function=model.predict
-        )
+        members = [RunCheckpoint(run, model.folder / "model.onnx")]
+        return members, replace(prediction_options, predict_function=model.predict)
     if weights.published is not None:
         mmf_paths = MmfPaths.resolve(prediction_options.data_dir, save_dir)
         is_user_data = bool(prediction_options.memes or prediction_options.image)
@@ -279,9 +268,7 @@ def _choose_members(
     return evaluation.select_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), prediction_options
 
 
-def _print_probas(
-    probas: Sequence[float], members: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool
-) -> None:
+def _print_probas(probas: list[float], members: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool) -> None:
     """Print the probability of one meme by each checkpoint, or by the ensemble of all."""
     groups = [[member] for member in members] if ensemble is None else [members]
     for proba, group in zip(probas, groups, strict=True):

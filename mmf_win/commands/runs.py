@@ -261,23 +261,21 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     confirm_and_remove({run.id: run.path for run in selected}, lambda: [*map(remove_run, selected)], yes, as_json)
 
 
-def confirm_and_remove(
-    folders: Mapping[str, Path], remove_folders: Callable[[], object], assume_yes: bool, as_json: bool
-) -> None:
+def confirm_and_remove(folders: Mapping[str, Path], remove: Callable[[], object], yes: bool, as_json: bool) -> None:
     """Ask for confirmation, remove folders and print the freed space.
 
     Args:
         folders: Names and paths of the folders.
-        remove_folders: Removes them.
-        assume_yes: Do not ask.
+        remove: Removes them.
+        yes: Do not ask.
         as_json: Also print the result as JSON.
     """
     for path in folders.values():
         print_status(f"{path}: {format_size(disk_usage(path)[0])}")
-    confirmed = options.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", assume_yes)
+    confirmed = options.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes)
     freed = disk_usage(*folders.values())[1] if confirmed else 0
     if confirmed:
-        remove_folders()
+        remove()
     if as_json:
         print_json({"removed": list(folders) if confirmed else [], "freed": freed})
     print_status(f"freed {format_size(freed)}" if confirmed else "aborted, nothing removed")

@@ -287,18 +287,16 @@ def table(
         print_status(f"{folder.path}: no finished tasks")
 
 
-def _print_table(table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False) -> None:
+def _print_table(rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False) -> None:
     """Print the table of a sweep, which has at least one row."""
     if table_format in ("csv", "tsv"):
-        records = [
-            {**flatten_row(row, with_comparison=with_comparison), "tasks": " ".join(row.task_ids)} for row in table_rows
-        ]
+        records = [flatten_row(r, with_comparison=with_comparison) | {"tasks": " ".join(r.task_ids)} for r in rows]
         names = list(dict.fromkeys(name for record in records for name in record))
         print_csv(names, records, "," if table_format == "csv" else "\t")
         return
-    metrics = list(dict.fromkeys(name for row in table_rows for name in row.metrics))
-    header = [*table_rows[0].parameters, "runs", "split", *metrics, *(("difference", "p") if with_comparison else ())]
-    cells = [_table_cells(row, metrics, with_comparison=with_comparison) for row in table_rows]
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    header = [*rows[0].parameters, "runs", "split", *metrics, *(("difference", "p") if with_comparison else ())]
+    cells = [_table_cells(row, metrics, with_comparison=with_comparison) for row in rows]
     print(format_table([*header, "first task"], cells, optional=["first task"]))
 
 
@@ -307,15 +305,8 @@ def _table_cells(row: ResultRow, metrics: Sequence[str], *, with_comparison: boo
     means = [_format_mean([*row.metrics.get(name, {}).values()], row.run_count) for name in metrics]
     difference = None if row.difference is None else f"{row.difference:+.4f}"
     p = None if row.p_value is None else f"{row.p_value:.3g}"
-    first_task = next(iter(row.task_ids), None)
-    return [
-        *parameters,
-        row.run_count,
-        row.validated_on,
-        *means,
-        *((difference, p) if with_comparison else ()),
-        first_task,
-    ]
+    task = next(iter(row.task_ids), None)
+    return [*parameters, row.run_count, row.validated_on, *means, *((difference, p) if with_comparison else ()), task]
 
 
 def _format_mean(values: Sequence[float], run_count: int) -> str | None:
