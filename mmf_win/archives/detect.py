@@ -109,9 +109,8 @@ class FolderArchive(Archive):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.members = self._mark_name_problems(
-            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in iter_files(path)
-        )
+        members = (Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in iter_files(path))
+        self.members = self._mark_name_problems(members)
 
     def _extract(self, choose: TargetChooser, progress: AdvanceCallback) -> Generator[ExtractedFile, None, None]:
         for member, target in self._select_targets(self.members, choose).items():

@@ -74,10 +74,7 @@ class TarArchive(Archive):
             with Progress("Listing", self.read_size) as bar, self._open_stream(bar.advance) as (_, tar):
                 yield from (member for member, _ in self._iter_members(tar))
         else:
-            with (
-                self.path.open("rb") as file,
-                _LimitedTarFile.open(fileobj=file, mode="r:", tarinfo=_LimitedTarInfo) as tar,
-            ):
+            with self.path.open("rb") as file, _LimitedTarFile.open(fileobj=file, mode="r:") as tar:
                 yield from (member for member, _ in self._iter_members(tar))
 
     def _iter_members(self, tar: tarfile.TarFile) -> Iterator[tuple[Member, int]]:
@@ -104,9 +101,8 @@ class TarArchive(Archive):
                 for member, offset in self._iter_members(tar):
                     if (target := choose(member)) is None:
                         continue
-                    self._select_targets(
-                        self._mark_name_problems([problem_members.get(member.name, member)]), lambda _: target
-                    )
+                    members = self._mark_name_problems([problem_members.get(member.name, member)])
+                    self._select_targets(members, lambda _: target)
                     if offset < content.tell():
                         links[offset].append((member, target))
                         continue
@@ -122,9 +118,8 @@ class TarArchive(Archive):
         written = [write_member(self.path, *copies[0], blocks, ignore_progress)]
         for member, target in copies[1:]:
             with written[0].target.open("rb") as file:
-                written.append(
-                    write_member(self.path, member, target, iter(partial(file.read, BLOCK_BYTES), b""), ignore_progress)
-                )
+                content = iter(partial(file.read, BLOCK_BYTES), b"")
+                written.append(write_member(self.path, member, target, content, ignore_progress))
         return written
 
     def _make_member(self, info: Any) -> Member:
@@ -152,7 +147,7 @@ class TarArchive(Archive):
         """Open the tar for one pass; on exit, read to the end, where gzip's checksum is."""
         with (
             closing(ReadAheadFile(self.path, self._is_gzipped, progress)) as content,
-            _LimitedTarFile.open(fileobj=content, mode="r:", tarinfo=_LimitedTarInfo) as tar,  # type: ignore[call-overload]
+            _LimitedTarFile.open(fileobj=content, mode="r:") as tar,  # type: ignore[call-overload]
         ):
             yield content, tar
             while content.take(BLOCK_BYTES):
@@ -176,12 +171,6 @@ class TarArchive(Archive):
 
 class _NotTarError(tarfile.ReadError):
     """The file does not begin with a tar header."""
-
-
-class _LimitedTarFile(tarfile.TarFile):
-    """TarFile that counts the bytes of the headers that precede members."""
-
-    header_bytes = 0
 
 
 class _LimitedTarInfo(tarfile.TarInfo):
@@ -233,6 +222,13 @@ class _LimitedTarInfo(tarfile.TarInfo):
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _mark_sparse
 
 
+class _LimitedTarFile(tarfile.TarFile):
+    """TarFile that counts the bytes of the headers that precede members."""
+
+    tarinfo = _LimitedTarInfo
+    header_bytes = 0
+
+
 class ReadAheadFile:
     """File object for tarfile whose background thread reads and decompresses a few blocks ahead.
 
@@ -247,9 +243,7 @@ class ReadAheadFile:
         self._pending_bytes = memoryview(b"")
         self._position = self._reported_bytes = 0
         self._thread = ThreadPoolExecutor(1, "mmfw-read")
-        self._block_futures = deque(
-            self._thread.submit(self._stream.read, BLOCK_BYTES) for _ in range(_READ_AHEAD_BLOCKS)
-        )
+        self._futures = deque(self._thread.submit(self._stream.read, BLOCK_BYTES) for _ in range(_READ_AHEAD_BLOCKS))
 
     def take(self, max_size: int) -> memoryview:
         """Return the next bytes without copying them.
@@ -264,9 +258,9 @@ class ReadAheadFile:
         """
         if not self._pending_bytes:
             # The end or an exception stays first in the queue, so that the next call gets it again.
-            if block := wait_for_result(self._block_futures[0]):
-                self._block_futures.popleft()
-                self._block_futures.append(self._thread.submit(self._stream.read, BLOCK_BYTES))
+            if block := wait_for_result(self._futures[0]):
+                self._futures.popleft()
+                self._futures.append(self._thread.submit(self._stream.read, BLOCK_BYTES))
                 self._pending_bytes = memoryview(block)
             read_bytes = self._file.tell()
             self._progress(read_bytes - self._reported_bytes)

@@ -47,9 +47,8 @@ def extract_zip_members(
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
         workers = [_Worker(path, targets, reader, Cipher(secret).keys, group, count) for reader in readers]
-        yield from group.run(
-            [partial(worker.extract_members, parallel_queue, sequential_queue) for worker in workers], progress
-        )
+        tasks = [partial(worker.extract_members, parallel_queue, sequential_queue) for worker in workers]
+        yield from group.run(tasks, progress)
 
 
 def decryption_engine() -> str:
