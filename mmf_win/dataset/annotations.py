@@ -226,10 +226,8 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
         raise DatasetError(no_train if existing else no_dataset, hint=missing_dataset_hint(paths))
     if val is None:
         message = f"{paths.annotations}: no validation split (dev_unseen, dev_seen or dev)"
-        convert_command = format_command(
-            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(paths.data_dir)
-        )
-        hint = f"add dev.csv or dev.jsonl to the files that were converted, then run `{convert_command}`"
+        command = format_command("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(paths.data_dir))
+        hint = f"add dev.csv or dev.jsonl to the files that were converted, then run `{command}`"
         raise NoValidationSplitError(message, hint=hint)
     return {"train": "train", "val": val, "test": next((s for s in _TEST_SPLITS if s in existing), _TEST_SPLITS[0])}
 

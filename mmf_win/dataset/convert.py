@@ -241,10 +241,8 @@ def repair_dataset(
     manifest = load_dataset_manifest(paths)
     if manifest is None:
         message = f"{paths.root}: without a manifest, damaged files cannot be found"
-        convert_command = format_command(
-            "mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(mmf_paths.data_dir)
-        )
-        raise DatasetError(message, hint=f"run `{convert_command}` to convert it again")
+        command = format_command("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(paths.data_dir))
+        raise DatasetError(message, hint=f"run `{command}` to convert it again")
     names = [problem.path for problem in find_damage(manifest, title="Verifying the dataset")]
     if not names:
         return []
@@ -257,12 +255,7 @@ def repair_dataset(
     opened_archive.check_password()
     with open_staging(paths.root) as staging:
         _, _, files = unpack_dataset(
-            opened_archive,
-            layout,
-            staging,
-            allow_missing=True,
-            selected_files=set(names),
-            converted_files=manifest.files,
+            opened_archive, layout, staging, allow_missing=True, selected_files={*names}, converted_files=manifest.files
         )
         install_repaired(staging, manifest, files, names, source)
     _log.info("%s: rewrote the damaged files from %s", paths.root, source)

@@ -71,12 +71,8 @@ def find_flaw(path: Path) -> Flaw | None:
         if head.startswith(_IMAGE_SIGNATURES):
             return Flaw("a truncated or damaged image", DOWNLOAD_AGAIN_HINT)
     else:
-        description = "an image without end marker or with trailing data"
-        return (
-            Flaw(description, DOWNLOAD_AGAIN_HINT, is_usable=True)
-            if head.startswith(_SIGNATURES_WITH_END_MARK)
-            else None
-        )
+        kind = "an image without end marker or with trailing data"
+        return Flaw(kind, DOWNLOAD_AGAIN_HINT, is_usable=True) if head.startswith(_SIGNATURES_WITH_END_MARK) else None
     if is_drawing or head[4:8] == b"ftyp":  # such as HEIC
         return Flaw("an unsupported image or video format", "save it as PNG or JPEG under the same name")
     return Flaw("not an image", _REPLACE_HINT)

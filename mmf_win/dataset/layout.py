@@ -172,14 +172,12 @@ def require_images(
     raise DatasetError(message, hint=f"{hint}, or exclude these memes with --allow-missing")
 
 
-def incomplete_archive_hint(
-    source: Path, default_hint: str = "use a complete copy", members: Iterable[str] = ()
-) -> str:
+def incomplete_archive_hint(source: Path, default: str = "use a complete copy", members: Iterable[str] = ()) -> str:
     """Return a hint for missing parts; Google Drive splits the download of a folder into several archives."""
     if archives := [name for name in members if _ARCHIVE.search(name)]:
         return CommandHint(f"unpack the archives in it ({summarize_list(archives)}) into one folder")
     if source.is_dir() or not _PART_SUFFIX.search(source.stem):
-        return default_hint
+        return default
     return CommandHint("unpack all archives of this download into one folder")
 
 

@@ -77,9 +77,7 @@ def order_by_ids(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[
         "unknown": [i for i in by_id if i not in counts],
         "repeated in the annotations": [i for i, n in counts.items() if n > 1],
     }
-    messages = [
-        f"{len(affected)} ids {problem} (first {affected[0]})" for problem, affected in problems.items() if affected
-    ]
+    messages = [f"{len(group)} ids {problem} (first {group[0]})" for problem, group in problems.items() if group]
     if messages:
         raise DataError("the predictions do not match the annotations: " + ", ".join(messages))
     return [by_id[i] for i in ids]
@@ -138,23 +136,21 @@ def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Seque
         return [f"the first line must be {','.join(COLUMNS)}"]
     expected_ids = {*ids, *excluded_ids}
     found_ids: list[str] = []
-    places_by_problem: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[str]] = defaultdict(list)
     for line, row in rows:
         id_ = row["id"]  # 08291 in the release, 8291 in MMF's output
         found_ids.append(id_ if id_ in expected_ids else re.sub("^0+(?=[0-9]+$)", "", id_))
         if None in row:
-            places_by_problem["lines with too many values"].append(line)
+            places["lines with too many values"].append(line)
         if not _is_probability(row["proba"]):
-            places_by_problem["lines whose proba is not a number from 0 to 1"].append(line)
+            places["lines whose proba is not a number from 0 to 1"].append(line)
         if row["label"] not in ("0", "1"):
-            places_by_problem["lines whose label is neither 0 nor 1"].append(line)
+            places["lines whose label is neither 0 nor 1"].append(line)
     counts = Counter(found_ids)
-    places_by_problem["missing ids"] = [id_ for id_ in [*ids, *excluded_ids] if id_ not in counts]
-    places_by_problem["ids that are not in this split"] = [id_ for id_ in counts if id_ not in expected_ids]
-    places_by_problem["duplicate ids"] = [id_ for id_, count in counts.items() if count > 1]
-    problems = [
-        f"{problem} ({len(lines)}): {summarize_list(lines)}" for problem, lines in places_by_problem.items() if lines
-    ]
+    places["missing ids"] = [id_ for id_ in [*ids, *excluded_ids] if id_ not in counts]
+    places["ids that are not in this split"] = [id_ for id_ in counts if id_ not in expected_ids]
+    places["duplicate ids"] = [id_ for id_, count in counts.items() if count > 1]
+    problems = [f"{problem} ({len(lines)}): {summarize_list(lines)}" for problem, lines in places.items() if lines]
     # The positions of excluded ids are unknown.
     return problems or [WRONG_ORDER] * ([id_ for id_ in found_ids if id_ not in excluded_ids] != list(ids))
 

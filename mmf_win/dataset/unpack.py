@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -77,9 +77,8 @@ def unpack_dataset(
         if not images and (allow_missing or not layout.tables):
             hint = "put the images into a folder img or into img.tar.gz, next to train.jsonl or below it"
             message = f"{archive.path}: contains annotations but no images"
-            raise DatasetError(
-                message, hint=incomplete_archive_hint(archive.path, hint, (m.name for m in archive.members))
-            )
+            hint = incomplete_archive_hint(archive.path, hint, (member.name for member in archive.members))
+            raise DatasetError(message, hint=hint)
         unmatched_rows = rows
         rows = {split: _match_image_names(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
@@ -89,14 +88,10 @@ def unpack_dataset(
         targets = {member: f"images/{image}" for image, member in images.items()}
         if converted_files is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted_files}
-        selected_targets = {
-            member: name for member, name in targets.items() if selected_files is None or name in selected_files
-        }
-        files = extract_to_staging(
-            holder, selected_targets.get, staging, "Converting", digest if holder is archive else None
-        )
+        targets = {m: name for m, name in targets.items() if selected_files is None or name in selected_files}
+        files = extract_to_staging(holder, targets.get, staging, "Converting", digest if holder is archive else None)
     if converted_files is None:
-        flaws = _remove_unusable_images(images, files, staging)
+        flaws = _drop_unusable_images(images, files, staging)
         images = {image: member for image, member in images.items() if image not in flaws}
         if not allow_missing and (counts := describe_missing_images(rows, images)):
             used = {row.display_img: flaws[row.img] for row in chain(*rows.values()) if row.img in flaws}
@@ -115,9 +110,7 @@ def unpack_dataset(
     return rows, images.keys(), files
 
 
-def _require_kept_rows(
-    source: Path, split: str, rows: Sequence[AnnotationRow], kept: Collection[AnnotationRow]
-) -> None:
+def _require_kept_rows(source: Path, split: str, rows: Sequence[AnnotationRow], kept: Sequence[AnnotationRow]) -> None:
     if kept:
         return
     images = summarize_list([row.display_img for row in rows])
@@ -138,9 +131,7 @@ def _match_image_names(rows: Sequence[AnnotationRow], images: Collection[str], s
     return [replace(r, img=matches[r.img], original_img=r.display_img) if r.img in matches else r for r in rows]
 
 
-def _remove_unusable_images(
-    images: Collection[str], files: dict[str, ManifestEntry], staging: Staging
-) -> dict[str, Flaw]:
+def _drop_unusable_images(images: Iterable[str], files: dict[str, ManifestEntry], staging: Staging) -> dict[str, Flaw]:
     """Remove unusable images from ``files`` and the staging folder, and return their flaws."""
     flaws = {image: flaw for image in images if (flaw := find_flaw(staging.new_dir / "images" / image))}
     if readable := {image: flaw for image, flaw in flaws.items() if flaw.is_usable}:
@@ -207,20 +198,18 @@ def _unpack_annotations(
     targets = {member: names[split] for split, member in layout.annotations.items()}
     extract_to_staging(archive, targets.get, staging, "Reading the annotations", max_files=len(targets))
     files = {split: staging.new_dir / name for split, name in names.items()}
-    display_names = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
+    full_names = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
     rows = {
-        split: read_annotations(files[split], display_name=display_names[split])
-        for split in files
-        if split not in tables
+        split: read_annotations(files[split], display_name=full_names[split]) for split in files if split not in tables
     }
     used_ids = {row.id for row in chain(*rows.values())}
     table_rows, images = read_tables(files, tables, archive.path, sizes, used_ids)
     for split, listed in (rows | table_rows).items():
-        require_labels(display_names[split], split, listed, read_columns(files[split], display_names[split]))
+        require_labels(full_names[split], split, listed, read_columns(files[split], full_names[split]))
     for split, listed in table_rows.items():
         remove(files[split])
         write_annotations(path := files[split].with_suffix(".jsonl"), listed)
-        pairs = zip(read_annotations(path, display_name=display_names[split]), listed, strict=True)
+        pairs = zip(read_annotations(path, display_name=full_names[split]), listed, strict=True)
         rows[split] = [replace(row, original_img=table_row.original_img) for row, table_row in pairs]
     return {split: rows[split] for split in layout.annotations}, images
 
@@ -240,11 +229,9 @@ def _open_image_archive(
     if layout.packed_images is None:
         yield archive, layout.images
         return
-    archive_name = Path(layout.packed_images).name
-    extract_to_staging(
-        archive, {layout.packed_images: archive_name}.get, staging, "Unpacking the image archive", digest
-    )
-    path = staging.new_dir / archive_name
+    name = Path(layout.packed_images).name
+    extract_to_staging(archive, {layout.packed_images: name}.get, staging, "Unpacking the image archive", digest)
+    path = staging.new_dir / name
     try:
         inner = open_archive(path)
         yield inner, find_image_members(member.name for member in inner.members)

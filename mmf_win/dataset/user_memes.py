@@ -103,13 +103,11 @@ def resolve_image_paths(memes: Sequence[AnnotationRow], table: Path) -> list[Ann
         parents, name = find_paths(path.parent), collision_key(path.name)
         return [parent / candidate for parent in parents for candidate in group_names(parent).get(name, [])]
 
-    images = {
-        meme.img: [candidate for candidate in find_paths(folder / meme.img) if candidate.is_file()] for meme in memes
-    }
+    images = {meme.img: [path for path in find_paths(folder / meme.img) if path.is_file()] for meme in memes}
     if missing := [meme for meme in memes if len(images[meme.img]) != 1]:
         names = summarize_list([f"{meme.img} (line {meme.line})" for meme in missing])
         message = f"{table}: {len(missing)} of {len(memes)} images are missing: {names}"
-        candidates = (os.path.relpath(candidate, folder) for meme in missing for candidate in images[meme.img])
+        candidates = (os.path.relpath(path, folder) for meme in missing for path in images[meme.img])
         hint = image_name_hint((meme.img for meme in missing), sorted(name.replace("\\", "/") for name in candidates))
         raise DatasetError(message, hint=hint or f"check the paths; relative paths start at {folder.absolute()}")
     return [replace(meme, img=images[meme.img][0].absolute().as_posix()) for meme in memes]
@@ -256,9 +254,7 @@ def _parse_csv(display_name: str, text: str) -> Iterator[tuple[int, dict[str, An
         known_columns = [column for column in columns if column in ("img", "image", "text", "id", "label")]
         if len(set(known_columns)) < len(known_columns) or {"img", "image"} <= set(known_columns):
             raise DatasetError(f"{display_name}: a column occurs twice: {', '.join(known_columns)}", hint=_COLUMNS_HINT)
-        require_columns(
-            display_name, columns, "image" if "image" in known_columns else "img", "text", hint=_COLUMNS_HINT
-        )
+        require_columns(display_name, columns, "image" if "image" in columns else "img", "text", hint=_COLUMNS_HINT)
         start = reader.line_num + 1
         for cells in reader:
             line, start = start, reader.line_num + 1
