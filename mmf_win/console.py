@@ -29,7 +29,7 @@ _CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f
 _CMD_METACHARACTERS = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
 #: Minimum width of a text column on a narrow terminal, in characters.
-_MIN_COLUMN_WIDTH = 7
+_MIN_WIDTH = 7
 
 
 class Timestamp(float):
@@ -246,9 +246,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, opt
         kept_rows = [[row[i] for i in kept] for row in rows]
         return format_table([header[i] for i in kept], kept_rows, optional=optional[1:])
     is_numeric = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    min_widths = [
-        max(len(row[i]) for row in cells[1:]) if is_numeric[i] else _MIN_COLUMN_WIDTH for i in range(len(header))
-    ]
+    min_widths = [max(len(row[i]) for row in cells[1:]) if is_numeric[i] else _MIN_WIDTH for i in range(len(header))]
     min_widths[0] = widths[0]
     while sum(widths) > max_width and (foldable := [i for i, w in enumerate(widths) if w > min_widths[i]]):
         widths[max(foldable, key=lambda i: widths[i])] -= 1

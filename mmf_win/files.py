@@ -25,7 +25,7 @@ RETRY_PAUSE_SECONDS = 0.1
 _TRANSIENT_ERRNOS = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 #: Error numbers of a full disk, an exceeded quota or a file size limit.
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-_WRITE_FAILURE_ERRNOS = {errno.EBADF, errno.EINVAL, errno.EIO}
+_WRITE_ERRNOS = {errno.EBADF, errno.EINVAL, errno.EIO}
 #: Start of messages, also of locking.py, about operations that a disk does not support.
 _UNSUPPORTED_PREFIX = "cannot be "
 _MEMORY_HINT = "close other programs or raise the memory limit, and run the same command again"
@@ -95,11 +95,9 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _WRITE_FAILURE_ERRNOS and error.filename is None:
+        if error.errno in _WRITE_ERRNOS and error.filename is None:
             error.strerror = f"{_UNSUPPORTED_PREFIX}written ({error.strerror})"
-        if (
-            error.errno in DISK_FULL_ERRNOS | _WRITE_FAILURE_ERRNOS and error.filename is None
-        ) or error.filename2 == str(path):
+        if (error.errno in DISK_FULL_ERRNOS | _WRITE_ERRNOS and error.filename is None) or error.filename2 == str(path):
             error.filename = str(path)
             del error.filename2  # None would be shown
         raise

@@ -83,9 +83,8 @@ class Predictor:
             raise UsageError(f"batch_size={batch_size!r}: must be a positive integer")
         self._batch_size = batch_size
         with _translate_os_errors():
-            self._model = _RestartingModel(
-                _model_starter(str(model), data_dir, save_dir, CommandOptions(cpu=cpu, trust=trust))
-            )
+            options = CommandOptions(cpu=cpu, trust=trust)
+            self._model = _RestartingModel(_model_starter(str(model), data_dir, save_dir, options))
         self._close = weakref.finalize(self, self._model.close)
 
     def predict(self, image: Image, text: str) -> float:
