@@ -308,11 +308,8 @@ def load_task(folder: TaskFolder) -> Task | None:
         state = "failed" if "failed" in stat.values() else state
         record = {"state": state, **record, "commands": map(str, stat), "finished": map(str, finished)}
     if record.get("state") == "running" and not is_locked(folder.lock):
-        record |= {
-            "state": "queued",
-            "slot": None,
-            "message": "the driver of the sweep died; run the sweep again to continue",
-        }
+        message = "the driver of the sweep died; run the sweep again to continue"
+        record |= {"state": "queued", "slot": None, "message": message}
     values = {name: value for name, value in param.items() if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)}
     record |= {name: tuple(record.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**record, "name": folder.path.name, "values": values})

@@ -265,9 +265,8 @@ class RayCluster:
                         raise MmfEnvironmentError(f"{node_name} has no mmfw", hint=hint) from None
                     raise MmfEnvironmentError(f"{node_name}: {_summarize_error(error)}") from None
                 if version != __version__:
-                    raise MmfEnvironmentError(
-                        f"{node_name} has mmfw {version}, but this machine has {__version__}", hint=hint
-                    )
+                    message = f"{node_name} has mmfw {version}, but this machine has {__version__}"
+                    raise MmfEnvironmentError(message, hint=hint)
                 if missing:
                     unseen = parent if missing[0] == Path(lock_folder) else missing[0]
                     hint = "put the sweep, the data and the environment on storage shared by all nodes"

@@ -33,10 +33,8 @@ def download_dataset(id_: str) -> Path:
     with open_connection() as tracker:
         query = {"id": [id_], "system_tags": ["dataset"], "search_hidden": True}
         if not tracker.call_api("tasks.get_all", **query)["tasks"]:
-            raise UsageError(
-                f"no ClearML dataset with the ID {id_}",
-                hint=f"check the ID, and the server in {tracker.address_variable}",
-            )
+            hint = f"check the ID, and the server in {tracker.address_variable}"
+            raise UsageError(f"no ClearML dataset with the ID {id_}", hint=hint)
         from clearml import Dataset
 
         copy = Path(Dataset.get(dataset_id=id_, silence_alias_warnings=True).get_local_copy())

@@ -141,14 +141,8 @@ def _stop_followers(started: _Followers, options: UploadOptions, deadline: float
 
 def _warn_incomplete(run: Run, tracker: Tracker, options: UploadOptions, reason: str) -> None:
     command = format_command("mmfw", "track", "push", run.path, "--to", tracker.name, *options.arguments)
-    _log.warning(
-        "upload to %s incomplete for run %s (%s); run `%s` %s",
-        tracker.name,
-        run.id,
-        reason,
-        command,
-        retry_advice(reason),
-    )
+    message = "upload to %s incomplete for run %s (%s); run `%s` %s"
+    _log.warning(message, tracker.name, run.id, reason, command, retry_advice(reason))
 
 
 def follow_run(run: Run, tracker: Tracker, options: UploadOptions) -> int:

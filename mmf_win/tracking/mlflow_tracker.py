@@ -83,9 +83,8 @@ class MLflowTracker(Tracker):
             hint = "run `pip install sqlalchemy alembic`, and install the driver of the database"
             raise MmfEnvironmentError(f"{self.address} needs the package {error.name}", hint=hint) from None
         except Exception as error:  # from SQLAlchemy: invalid address, or unknown database
-            raise UsageError(
-                f"{self.address}: {describe_error(error)}", hint=f"correct {self.address_variable}"
-            ) from None
+            hint = f"correct {self.address_variable}"
+            raise UsageError(f"{self.address}: {describe_error(error)}", hint=hint) from None
 
     def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         from mlflow import MlflowClient
@@ -103,15 +102,13 @@ class MLflowTracker(Tracker):
         # Parameters cannot change in MLflow, so tags hold the new values.
         latest = {**params, **stored.params, **stored.tags}
         changed = {key: value for key, value in params.items() if latest[key] != value}
-        self._log_in_batches("params", [Param(key, value) for key, value in params.items() if key not in stored.params])
-        self._log_in_batches("tags", [RunTag(_legal_name(key), value) for key, value in {**changed, **tags}.items()])
+        self._log_batches("params", [Param(key, value) for key, value in params.items() if key not in stored.params])
+        self._log_batches("tags", [RunTag(_legal_name(key), value) for key, value in {**changed, **tags}.items()])
 
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         from mlflow.entities import Metric
 
-        self._log_in_batches(
-            "metrics", [Metric(_legal_name(p.name), p.value, round(p.t * 1000), p.step) for p in points]
-        )
+        self._log_batches("metrics", [Metric(_legal_name(p.name), p.value, round(p.t * 1000), p.step) for p in points])
 
     def log_artifact(self, path: Path, folder: str) -> None:
         self._client.log_artifact(self._run_id, str(path), folder)
@@ -161,7 +158,7 @@ class MLflowTracker(Tracker):
             client.set_terminated(created.info.run_id)
         return created
 
-    def _log_in_batches(self, kind: str, entities: Sequence[Any]) -> None:
+    def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:
         for first in range(0, len(entities), _MAX_BATCH_SIZES[kind]):
             self._client.log_batch(self._run_id, **{kind: entities[first : first + _MAX_BATCH_SIZES[kind]]})
 

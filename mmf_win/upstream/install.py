@@ -128,9 +128,8 @@ def read_selected_mmf() -> MmfInstall | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise MmfEnvironmentError(
-            f"{_selection_file()}: cannot be read ({error})", hint="run `mmfw setup --mmf pypi`"
-        ) from error
+        message = f"{_selection_file()}: cannot be read ({error})"
+        raise MmfEnvironmentError(message, hint="run `mmfw setup --mmf pypi`") from error
 
 
 def has_selected_mmf() -> bool:
@@ -182,9 +181,7 @@ def install(source: MmfSource, *, force: bool = False) -> MmfInstall:
             manifest.save()
             if damage := find_damage(manifest):
                 hint = "run the same command again; if that fails, too, check the disk and the virus scanner"
-                raise MmfEnvironmentError(
-                    f"MMF {source.version} is damaged after the download ({damage[0]})", hint=hint
-                )
+                raise MmfEnvironmentError(f"MMF {copy.version} is damaged after the download ({damage[0]})", hint=hint)
             fsync_files([staging.new_dir / name for name in manifest.files])
             staging.install([(staging.new_dir, root)])
         return _save_selection(copy)
@@ -201,10 +198,8 @@ def use_checkout(checkout: Path) -> MmfInstall:
     """
     root = expand_home(checkout).resolve()
     if not _has_mmf(root):
-        raise UsageError(
-            f"{root} is not a checkout of MMF: mmf/version.py or mmf_cli/run.py is missing",
-            hint="use pypi, github or a clone of https://github.com/facebookresearch/mmf",
-        )
+        message = f"{root} is not a checkout of MMF: mmf/version.py or mmf_cli/run.py is missing"
+        raise UsageError(message, hint="use pypi, github or a clone of https://github.com/facebookresearch/mmf")
     with open_staging(_require_writable_home(), wait=True):
         return _save_selection(MmfInstall(root, read_version(root), "path"))
 

@@ -66,9 +66,8 @@ class PypiWheel:
             files = extract_to_staging(archive, choose_all, staging, f"Unpacking MMF {self.version}", digest)
         if not files or digest.hexdigest() != self.wheel_sha256:
             message = f"{wheel.name} is not the wheel published on PyPI"
-            raise MmfEnvironmentError(
-                message, hint=f"check which index pip uses (`pip config list`), or {_GITHUB_HINT}"
-            )
+            hint = f"check which index pip uses (`pip config list`), or {_GITHUB_HINT}"
+            raise MmfEnvironmentError(message, hint=hint)
         return Manifest(staging.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256))
 
     def _download_wheel(self, folder: Path) -> Path:

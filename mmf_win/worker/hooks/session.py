@@ -158,10 +158,9 @@ class TrainingSession:
         """
         # mmfw checks its own checkpoints before; after them, there may only be a validation to repeat.
         if self._trainer.num_updates == self._first_update and self._request.checkpoint is None:
-            raise UsageError(
-                f"no update was made: training started and ended at update {self._first_update}",
-                hint="raise training.max_updates or training.max_epochs, or start from an earlier checkpoint",
-            )
+            message = f"no update was made: training started and ended at update {self._first_update}"
+            hint = "raise training.max_updates or training.max_epochs, or start from an earlier checkpoint"
+            raise UsageError(message, hint=hint)
 
     def on_train_end(self) -> None:
         """Share the restored best weights with all ranks; they are not saved as current weights."""

@@ -19,9 +19,7 @@ from mmf_win.worker.hooks.checkpoint_io import make_torch_load, replace_attribut
 from mmf_win.worker.hooks.observer import Observer
 
 _MAX_LISTED_TENSORS = 20  # in the event
-_MATCHING_WEIGHTS_HINT = (
-    "use weights of a matching model; checkpoint.pretrained_state_mapping selects the parts to load"
-)
+_WEIGHTS_HINT = "use weights of a matching model; checkpoint.pretrained_state_mapping selects the parts to load"
 
 
 def count_loaded_tensors(observer: Observer) -> None:
@@ -55,10 +53,8 @@ def report_unset_tensors(
     missing = [name for name in model_names if name not in copied]
     source = str(observer.weights_source or type(model).__name__)
     if model_names and not copied:
-        raise CheckpointError(
-            f"{source}: none of its {len(weights)} tensors matches the model ({len(model_names)} tensors)",
-            hint=_MATCHING_WEIGHTS_HINT,
-        )
+        message = f"{source}: none of its {len(weights)} tensors matches the model ({len(model_names)} tensors)"
+        raise CheckpointError(message, hint=_WEIGHTS_HINT)
     observer.loaded_tensors.update(copied)
     if not observer.has_begun:  # after training, MMF loads the best checkpoint again
         count, total = len(model_names) - len(missing), len(model_names)
@@ -66,9 +62,7 @@ def report_unset_tensors(
 
 
 @contextmanager
-def count_copied_tensors(
-    observer: Observer, model: nn.Module, weights: Mapping[str, Any]
-) -> Iterator[Mapping[str, Any]]:
+def count_copied_tensors(observer: Observer, model: nn.Module, weights: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Count the tensors that MMF copies with ``model.state_dict()[name].copy_(weights[other_name])``.
 
     Args:
@@ -91,7 +85,7 @@ def count_copied_tensors(
         if model_shape != file_shape:  # torch would broadcast a smaller tensor
             difference = f"{name} has shape {file_shape}, but the model's {target} has shape {model_shape}"
             message = f"{observer.weights_source}: {difference}"
-            raise CheckpointError(message, hint=_MATCHING_WEIGHTS_HINT)
+            raise CheckpointError(message, hint=_WEIGHTS_HINT)
         copied.add(target)
 
     with replace_attribute(model, "state_dict", lambda: _RecordingDict(model_tensors, requests.append)):
