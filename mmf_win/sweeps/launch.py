@@ -112,9 +112,7 @@ class PlannedSweep:
     @property
     def expected_cost(self) -> tuple[int, float, float] | None:
         """Expected cost of one more task; see :func:`mmf_win.sweeps.table.estimate_cost`."""
-        return estimate_cost(
-            self.folder, self.started_tasks, _find_trained_preset(self.specification), self.options.save_dir
-        )
+        return estimate_cost(self.folder, self.started_tasks, _find_preset(self.specification), self.options.save_dir)
 
     @property
     def resume_argv(self) -> list[str]:
@@ -284,9 +282,8 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     words = ["--updates", str(options.updates)] if options.updates else []
     words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
     folder = SweepFolder(options.output or save_dir / SWEEPS_DIR / preset.name)
-    text = grid.preset_specification_text(
-        preset.file or preset.name, options.seeds, overrides, [*words, *options.track_arguments]
-    )
+    words += options.track_arguments
+    text = grid.preset_specification_text(preset.file or preset.name, options.seeds, overrides, words)
     spec, text = join_specifications(text, folder)
     # One error now instead of one per task.
     for combination in [] if options.failed else _vary_one_at_a_time(overrides):
@@ -297,19 +294,17 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     return spec, text, folder
 
 
-def _resolve_from_file(
-    options: SweepOptions, path: Path, earlier_sweep: Path | None
-) -> tuple[Specification, str, SweepFolder]:
+def _resolve_from_file(options: SweepOptions, path: Path, sweep: Path | None) -> tuple[Specification, str, SweepFolder]:
     source, output = options.arguments[0], options.output
     preset_options: dict[str, object] = {"--seeds": options.seeds, "--updates": options.updates}
     preset_options |= {"KEY=VALUE": options.arguments[1:], "--track": options.track_arguments}
     if (preset_option := next((name for name, value in preset_options.items() if value), None)) is not None:
         raise UsageError(f"{preset_option} requires a preset; {source} lists the values to combine")
-    file = path if earlier_sweep is None else earlier_sweep / SPECIFICATION_FILE
-    if earlier_sweep is not None and output is not None:
+    file = path if sweep is None else sweep / SPECIFICATION_FILE
+    if sweep is not None and output is not None:
         raise UsageError(f"{source} is an existing sweep and cannot continue in {output}", hint="remove -o")
     text = read_text(file)
-    folder = SweepFolder(earlier_sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem))
+    folder = SweepFolder(sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem))
     spec = specification.parse_specification(text, file)
     if options.data_dir and any("--data-dir" in command for command in spec.template.values()):
         raise UsageError(f"{file}: its commands already set --data-dir", hint="change --data-dir in the file")
@@ -363,7 +358,7 @@ def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, 
     return replace(specification.parse_specification(text, folder.specification), choices=new.choices), text
 
 
-def _find_trained_preset(spec: Specification) -> str | None:
+def _find_preset(spec: Specification) -> str | None:
     """Return the preset that the first command trains, or ``None`` if it trains none."""
     first = next(iter(spec.template.values()))
     values = {**dict.fromkeys(specification.placeholders(first), ""), **spec.default}

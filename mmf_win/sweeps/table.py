@@ -168,14 +168,9 @@ def read_task_progress(folder: TaskFolder) -> dict[str, Any]:
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
     (update, total), speed = training_progress(events), last.get("updates_per_s")
     remaining_s = (total - update) / speed if update and total and speed else None
-    validated_on = scores.validated_on
+    split = scores.validated_on.split_label if scores.validated_on else None
     progress = {"update": update, "max_updates": total, "loss": last.get("loss")}
-    return {
-        **progress,
-        "auroc": scores.best_auroc,
-        "on": validated_on.split_label if validated_on else None,
-        "left": remaining_s,
-    }
+    return {**progress, "auroc": scores.best_auroc, "on": split, "left": remaining_s}
 
 
 def estimate_cost(

@@ -165,9 +165,8 @@ class TaskRunner:
                 if task.matches(current):
                     if current.starts > task.starts and current.state in ("failed", "pruned"):
                         return current  # another driver was faster
-                    return _TaskExecution(
-                        self, current.with_planned_commands(task), slot, folder, lock_fd, on_update, get_signals
-                    ).run()
+                    planned = current.with_planned_commands(task)
+                    return _TaskExecution(self, planned, slot, folder, lock_fd, on_update, get_signals).run()
         except InUseError:
             return replace(task, state="running")
         # The folder belongs to other values that have the same name.

@@ -172,11 +172,7 @@ class Uploader:
         if self._resumed_at:
             tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
         params_hash = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
-        files = [
-            entry
-            for entry in self._iter_upload_files(checkpoint_interval_s)
-            if uploaded.files.get(entry[0]) != entry[2]
-        ]
+        files = [entry for entry in self._iter_files(checkpoint_interval_s) if uploaded.files.get(entry[0]) != entry[2]]
         is_new = new_events or files or self._tracker.env_run_id not in (None, uploaded.id)
         if not is_new and (params_hash, outcome) == (uploaded.files.get("settings"), uploaded.state):
             return False
@@ -213,18 +209,16 @@ class Uploader:
 
     def _open_run(self) -> None:
         """Open the run at the tracker; if it is not the recorded one, start with an empty upload state."""
-        created, sweep = self._request.created, self._options.sweep
+        created, sweep, state = self._request.created, self._options.sweep, self.upload_state
         parent = None if sweep is None else RunInfo(*sweep[:2], created, lock=sweep[2])
         path_parts = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
         key = sha256(f"{'/'.join(path_parts)} {created!r}".encode(errors="replace")).hexdigest()[:32]
-        id_ = self._tracker.env_run_id or self.upload_state.id
+        id_ = self._tracker.env_run_id or state.id
         run_info = RunInfo(key, self._run.id, created, parent, folder=self._run.tracking, id=id_)
         run_id, link = self._tracker.open_run(run_info)
         self._is_open = True
-        if run_id != self.upload_state.id:
-            self.upload_state = UploadState(
-                self.upload_state.tracker, self.upload_state.address, self._tracker.upload, run_id, link
-            )
+        if run_id != state.id:
+            self.upload_state = UploadState(state.tracker, state.address, self._tracker.upload, run_id, link)
             self.upload_state.save(self._run)
 
     def _record_upload(self, uploaded: dict[str, Any], new: dict[str, Any]) -> None:
@@ -275,7 +269,7 @@ class Uploader:
         for name, value in values.items():
             yield MetricPoint(name + branch, float(value), update, t)
 
-    def _iter_upload_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
+    def _iter_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
         """Yield the name, path and stamp of each file to upload."""
         run, wanted = self._run, self._options.models
         files = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}"))]

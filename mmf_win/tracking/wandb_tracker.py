@@ -65,13 +65,9 @@ class WandbTracker(Tracker):
         self.close()
         # By default it sends details of the machine, the user, the code and the command line.
         flags = ("disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
-        options: dict[str, Any] = {"host": "", "console": "off", "symlink": False}
+        options: dict[str, Any] = {"host": "", "console": "off", "symlink": False, "finish_timeout_raises": True}
         options |= dict.fromkeys(flags, True)
-        options |= {
-            "init_timeout": _START_TIMEOUT_S,
-            "finish_timeout": _FINISH_TIMEOUT_S,
-            "finish_timeout_raises": True,
-        }
+        options |= {"init_timeout": _START_TIMEOUT_S, "finish_timeout": _FINISH_TIMEOUT_S}
         settings = wandb.Settings(x_save_requirements=False, **options)
         for name in () if self.env_run_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
             os.environ.pop(name, None)  # with those of an agent, W&B ignores the ID

@@ -104,10 +104,8 @@ def resolve_config(
         version = read_version(root)
         mmf_config, merged = compose_config(root, mmf_paths, config_spec)
         has_user_code = bool(merged.env.user_dir) or any(override.startswith("env.user_dir=") for override in overrides)
-        checked_settings = config_spec.mmf_settings if checked_settings is None else checked_settings
-        require_valid_settings(
-            OmegaConf.to_container(mmf_config), checked_settings, version, has_user_code=has_user_code
-        )
+        settings = config_spec.mmf_settings if checked_settings is None else checked_settings
+        require_valid_settings(OmegaConf.to_container(mmf_config), settings, version, has_user_code=has_user_code)
         apply_overrides(merged, overrides, version=version, has_user_code=has_user_code)
         unresolved: Any = OmegaConf.to_container(merged)
 
@@ -211,10 +209,8 @@ def compose_config(root: Path, mmf_paths: MmfPaths, config_spec: ConfigSpec) -> 
     for old, new in _RENAMED_KEYS.items():
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is a deprecated key that replaces {new} in MMF", hint=f"use {new}")
-    merged.env.cache_dir, merged.env.data_dir = (
-        escape_interpolation(mmf_paths.cache_dir),
-        escape_interpolation(mmf_paths.data_dir),
-    )
+    merged.env.cache_dir = escape_interpolation(mmf_paths.cache_dir)
+    merged.env.data_dir = escape_interpolation(mmf_paths.data_dir)
     if config_spec.offline:
         merged.env.dataset_zoo = escape_interpolation(empty_zoo_file())
     return mmf_config, merged

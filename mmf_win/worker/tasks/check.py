@@ -65,10 +65,8 @@ class CheckContext:
 
     def shape_problem(self) -> str:
         """Describe a wrong shape of the scores; empty if it is correct or not known yet."""
-        expected = (self.row_count, 2)
-        return f"the scores have shape {self.scores_shape}, not {expected}" * (
-            self.scores_shape not in (None, expected)
-        )
+        correct = (self.row_count, 2)
+        return f"the scores have shape {self.scores_shape}, not {correct}" * (self.scores_shape not in (None, correct))
 
     def select_rows(self, first: int = 0, end: int | None = None) -> Any:
         """Return a copy of some rows, because models add fields to their input."""
@@ -213,7 +211,7 @@ def _check_modalities(context: CheckContext) -> Iterator[CheckResult]:
     # Unlike in eval(), batch normalization also works in a model that was not trained yet.
     _train_without_dropout(context.model)
     scores, other_rows = context.compute_scores(context.select_rows(0, -1)), context.select_rows(1)
-    ignored = []
+    ignored, model_name = list[str](), context.model_name
     for modality, keys in _MODALITIES.items():
         mixed_rows = context.select_rows(0, -1)
         mixed_rows.update({key: value for key, value in other_rows.items() if keys.match(key)})
@@ -222,14 +220,11 @@ def _check_modalities(context: CheckContext) -> Iterator[CheckResult]:
     text = f"all scores stay the same with the {' or the '.join(ignored)} of another row"
     if not ignored:
         yield context.make_result("ok", "scores depend on text and image")
-    elif ignored == ["image" if context.model_name == "unimodal_text" else "text"] and context.model_name.startswith(
-        "unimodal_"
-    ):
+    elif ignored == ["image" if model_name == "unimodal_text" else "text"] and model_name.startswith("unimodal_"):
         yield context.make_result("ok", f"{text}, as expected for this model")
     else:
-        yield context.make_result(
-            "warning", text, "check that forward() uses it, and that the head is not initialized with 0"
-        )
+        advice = "check that forward() uses it, and that the head is not initialized with 0"
+        yield context.make_result("warning", text, advice)
 
 
 def _check_texts(context: CheckContext) -> Iterator[CheckResult]:
