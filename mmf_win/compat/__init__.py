@@ -25,19 +25,9 @@ from mmf_win.compat.patch import Patch, install_finder
 from mmf_win.upstream.versions import read_version
 
 # lazy_imports comes first, since another module imports torch.
-_PATCH_MODULES = (
-    lazy_imports,
-    torch,
-    dataloader,
-    transformers,
-    omegaconf,
-    mmf_imports,
-    mmf_models,
-    mmf_data,
-    distributed,
-)
+_MODULES = (lazy_imports, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data, distributed)
 #: All patches in the order of their application.
-PATCHES: tuple[Patch, ...] = tuple(patch for module in _PATCH_MODULES for patch in module.PATCHES)
+PATCHES: tuple[Patch, ...] = tuple(patch for module in _MODULES for patch in module.PATCHES)
 
 #: Patches without which MMF fails, for comparisons with MMF alone.
 REQUIRED_PATCHES = tuple(patch for patch in PATCHES if not patch.is_optimization)

@@ -204,17 +204,15 @@ class _Finder(MetaPathFinder):
         self.edits: dict[str, list[Edit]] = {}
         self.callbacks: dict[str, list[Callback]] = {}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        edits, callbacks = self.edits.get(fullname, []), self.callbacks.get(fullname, [])
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        edits, callbacks = self.edits.get(name, []), self.callbacks.get(name, [])
         if not edits and not callbacks:
             return None
         other_finders = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(fullname, path, target) for finder in other_finders)
+        specs = (finder.find_spec(name, path, target) for finder in other_finders)
         spec = next(filter(None, specs), None)
         if spec is not None and spec.origin is not None:
-            spec.loader = _PatchingLoader(fullname, spec.origin, edits, callbacks)
+            spec.loader = _PatchingLoader(name, spec.origin, edits, callbacks)
         return spec
 
 

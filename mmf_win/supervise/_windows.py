@@ -77,9 +77,7 @@ class ProcessTree:
         OSError: Windows refuses to start the process or to add it to the job; the process has been killed.
     """
 
-    def __init__(
-        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **_posix_options: object
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **_unused: object) -> None:
         self._job = _kill_on_close_job()
         with ExitStack() as cleanup:
             cleanup.callback(_kernel32.CloseHandle, self._job)

@@ -141,14 +141,12 @@ def run_child(
 def count_stop_requests() -> Iterator[Callable[[], int]]:
     """Count the stop signals that are not ignored; yield a function that returns the count."""
     requests = StopRequests()
-    previous = {
-        number: signal.signal(number, lambda received, _: requests.add(received)) for number in active_stop_signals()
-    }
+    old = {number: signal.signal(number, lambda signum, _: requests.add(signum)) for number in active_stop_signals()}
     try:
         with on_console_close(requests.add):
             yield lambda: requests.count
     finally:
-        for number, handler in previous.items():
+        for number, handler in old.items():
             signal.signal(number, handler)
 
 

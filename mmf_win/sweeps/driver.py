@@ -98,11 +98,9 @@ class Driver:
             if task is None:
                 return
             running = self._running_tasks[slot.number] = _RunningTask(task)
-            put_update = partial(self._put_update, slot)
-            future = pool.submit(
-                self.execute, task, slot, put_update, partial(self._task_signals, running, count_stops)
-            )
-            future.add_done_callback(put_update)  # queued after the task's own updates
+            on_update = partial(self._put_update, slot)
+            future = pool.submit(self.execute, task, slot, on_update, partial(self._task_signals, running, count_stops))
+            future.add_done_callback(on_update)  # queued after the task's own updates
 
     def _next_task(self) -> Task | None:
         """Return the next task that no other driver runs, or ``None``.

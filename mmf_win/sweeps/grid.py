@@ -21,16 +21,14 @@ _BRACKET = re.compile(r"[][{}]")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def preset_specification_text(
-    preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
-) -> str:
+def preset_specification_text(preset: str, seeds: Sequence[int], overrides: Sequence[str], args: Sequence[str]) -> str:
     """Return the text of a specification that trains a preset with every combination.
 
     Args:
         preset: Name or file of the preset.
         seeds: Seeds for each combination; if empty, each combination is trained once with a random seed.
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
-        options: Further arguments of each training.
+        args: Further arguments of each training.
 
     Returns:
         YAML text for :func:`mmf_win.sweeps.specification.parse_specification`.
@@ -48,7 +46,7 @@ def preset_specification_text(
         default[f"_word{len(default)}"] = word
         return f"{{{list(default)[-1]}}}"
 
-    words = ["mmfw", "train", *map(literal, [preset, *options])]
+    words = ["mmfw", "train", *map(literal, [preset, *args])]
     values: dict[str, list[Any]] = {}
     for (key, choices), name in zip(value_lists.items(), _short_names(list(value_lists)), strict=True):
         words.append(f"{literal(key)}={{{name}}}")

@@ -50,16 +50,14 @@ class ClearMLTracker(Tracker):
         return super().__new__(_OfflineClearMLTracker if is_offline else cls)
 
     def __init__(self) -> None:
-        self.server = (
-            os.environ.get(self.address_variable) or _search_config_file(_API_SERVER_PATTERN) or _DEFAULT_SERVER
-        )
+        self.server = os.environ.get(self.address_variable) or _search_config(_API_SERVER_PATTERN) or _DEFAULT_SERVER
         self.project = os.environ.get("CLEARML_PROJECT") or DEFAULT_PROJECT
         self._session: Any = None
         self._task_id = ""
 
     def require_settings(self) -> bool:
         credentials = map(os.environ.get, ("CLEARML_API_ACCESS_KEY", "CLEARML_AUTH_TOKEN"))
-        if not (any(credentials) or _search_config_file(_ACCESS_KEY_PATTERN)):
+        if not (any(credentials) or _search_config(_ACCESS_KEY_PATTERN)):
             hint = "run `clearml-init`, or set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"
             raise UsageError(f"no ClearML API key for {self.host}", hint=hint)
         return True
@@ -217,7 +215,7 @@ def _answer_data(answer: Any) -> Any:
     return content["data"]
 
 
-def _search_config_file(pattern: re.Pattern[str]) -> str | None:
+def _search_config(pattern: re.Pattern[str]) -> str | None:
     """Return what a pattern finds in clearml's configuration file; importing clearml would take a second."""
     with suppress(OSError, UnicodeDecodeError):
         file = expand_home(os.environ.get("CLEARML_CONFIG_FILE") or "~/clearml.conf")

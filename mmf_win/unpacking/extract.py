@@ -89,15 +89,10 @@ def extract_to_staging(
     # A file with an mtime close to the time when it was hashed would be hashed again at the next check.
     mtime_ns = archive.path.stat().st_mtime_ns - _BACKDATE_NS
     total_bytes = archive.read_size or needed
-    with (
-        Progress(title, total_bytes) as bar,
-        closing(archive.extract(choose_target, bar.advance, digest)) as extracted_files,
-    ):
-        for extracted in extracted_files:
-            os.utime(extracted.target, ns=(mtime_ns, mtime_ns))
-            files[extracted.target.relative_to(staging.new_dir).as_posix()] = ManifestEntry(
-                extracted.sha256, extracted.size
-            )
+    with Progress(title, total_bytes) as bar, closing(archive.extract(choose_target, bar.advance, digest)) as extracted:
+        for file in extracted:
+            os.utime(file.target, ns=(mtime_ns, mtime_ns))
+            files[file.target.relative_to(staging.new_dir).as_posix()] = ManifestEntry(file.sha256, file.size)
             if len(files) == max_files:
                 break
     return files
@@ -144,7 +139,7 @@ def extract_verified(
         OSError: A file cannot be written; written files were removed again.
     """
     finish_installation(folder)
-    manifest, damaged_names = _load_manifest_of(archive, folder, expected_sha256)
+    manifest, damaged_names = _load_manifest(archive, folder, expected_sha256)
     if manifest and not damaged_names:
         _log.info("%s: already extracted from this archive", folder)
         return manifest
@@ -158,7 +153,7 @@ def extract_verified(
     source = ManifestSource.from_path(archive)
     with open_staging(folder, wait=True) as staging:
         if manifest is None:  # another process may have installed the files in the meantime
-            manifest, damaged_names = _load_manifest_of(archive, folder, expected_sha256)
+            manifest, damaged_names = _load_manifest(archive, folder, expected_sha256)
         if manifest:
             if damaged_names:
                 files = extract_to_staging(opened_archive, choose_damaged, staging, title, max_files=len(damaged_names))
@@ -248,9 +243,7 @@ def install_repaired(
     mark_intact(replace(manifest, files={**manifest.files, **sizes}), names)
 
 
-def _load_manifest_of(
-    archive: Path, folder: Path, expected_sha256: str | None
-) -> tuple[Manifest | None, Collection[str]]:
+def _load_manifest(archive: Path, folder: Path, expected_sha256: str | None) -> tuple[Manifest | None, Collection[str]]:
     """Return the folder's manifest if its files come from this archive, and the names of damaged files."""
     manifest = load_intact_manifest(folder)  # with a damaged manifest, all files are extracted again
     source = manifest.source if manifest and not manifest.was_changed else None

@@ -274,13 +274,13 @@ def _sync_file_system(path: Path) -> bool:
     return failed == 0
 
 
-def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-dir") -> None:
+def require_space(folder: Path, needed_bytes: int, option: str = "--data-dir") -> None:
     """Raise if a disk has too little free space.
 
     Args:
         folder: Folder on the disk; it need not exist.
         needed_bytes: Size of the files to write; a reserve of 64 MiB is added.
-        folder_option: Option or variable that selects another folder, for the hint.
+        option: Option or variable that selects another folder, for the hint.
 
     Raises:
         ResourceError: The free space is not sufficient.
@@ -288,13 +288,11 @@ def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-
     """
     free = free_space(folder)
     if free is None:
-        raise UsageError(
-            f"{folder}: drive {folder.anchor} not found", hint=f"choose another folder with {folder_option}"
-        )
+        raise UsageError(f"{folder}: drive {folder.anchor} not found", hint=f"choose another folder with {option}")
     if free < needed_bytes + _RESERVE_BYTES:
         needed = format_size(needed_bytes + _RESERVE_BYTES)
         message = f"{folder}: not enough disk space ({needed} needed, {format_size(free)} free)"
-        hint = f"free some space, or choose a folder on another disk with {folder_option}"
+        hint = f"free some space, or choose a folder on another disk with {option}"
         raise ResourceError(message, hint=hint)
 
 

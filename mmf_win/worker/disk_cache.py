@@ -50,10 +50,8 @@ class DiskCache:
     def _store(self, path: Path, content: bytes) -> None:
         try:
             if self._budget_bytes < len(content):
-                remaining_bytes, _ = _usage(self._folder)
-                self._budget_bytes = min(
-                    _RECOUNT_BYTES, remaining_bytes, (free_space(self._folder) or 0) - _MIN_FREE_BYTES
-                )
+                remaining, _ = _usage(self._folder)
+                self._budget_bytes = min(_RECOUNT_BYTES, remaining, (free_space(self._folder) or 0) - _MIN_FREE_BYTES)
             if self._budget_bytes < len(content):
                 raise OSError("the cache or the disk is full")
             self._budget_bytes -= len(content)
@@ -103,11 +101,11 @@ def _usage(folder: Path) -> tuple[int, list[tuple[float, int, Path]]]:
 def evict_if_nearly_full(folder: Path) -> None:
     """Remove the oldest files of a nearly full cache until half of it is free."""
     with suppress(OSError):  # another run may be using it
-        remaining_bytes, files = _usage(folder)
-        for _, size, path in files if remaining_bytes < 0.1 * MAX_CACHE_BYTES else ():
-            if remaining_bytes < 0.5 * MAX_CACHE_BYTES:
+        remaining, files = _usage(folder)
+        for _, size, path in files if remaining < 0.1 * MAX_CACHE_BYTES else ():
+            if remaining < 0.5 * MAX_CACHE_BYTES:
                 remove(path)
-                remaining_bytes += size
+                remaining += size
 
 
 def install_image_cache(cache: ImageCache) -> None:

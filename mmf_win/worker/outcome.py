@@ -22,7 +22,7 @@ _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata
 _LOST_RANK = re.compile(r"gloo[/\\]transport|ncclRemoteError")
 _SHARED_MEMORY = re.compile(r"shared memory|</torch_\d|/dev/shm/|SemLock\(")
 # Messages that torch raises as a plain RuntimeError or forwards from another process.
-_OUTCOME_BY_MESSAGE: tuple[tuple[OutcomeKind, re.Pattern[str]], ...] = (
+_KIND_BY_MESSAGE: tuple[tuple[OutcomeKind, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("disk", _TOO_MANY_FILES),
     ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
@@ -70,7 +70,7 @@ class UntrustedCheckpointError(CheckpointError):
     """A checkpoint with classes; loading them could run arbitrary code."""
 
 
-_OUTCOME_BY_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
+_KIND_BY_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
     ("interrupted", StopRequested),
     ("interrupted", KeyboardInterrupt),
     ("nan", DivergedError),
@@ -163,7 +163,7 @@ def _possible_outcomes(
     Yields:
         Outcome kinds; the first one decides.
     """
-    yield from (outcome for outcome, error_type in _OUTCOME_BY_CLASS if issubclass(error_class, error_type))
+    yield from (kind for kind, error_type in _KIND_BY_CLASS if issubclass(error_class, error_type))
     # Not imported here: torch may be what failed to import.
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(error_class, torch.cuda.OutOfMemoryError):
@@ -183,9 +183,7 @@ def _possible_outcomes(
     if issubclass(error_class, ImportError):
         yield "host_oom" if "failed to map segment" in message else "mmf"
     if issubclass(error_class, RuntimeError) or (issubclass(error_class, OSError) and error_number is None):
-        yield from (
-            outcome for outcome, pattern in _OUTCOME_BY_MESSAGE if pattern.search(f"{message}\n{error.__cause__ or ''}")
-        )
+        yield from (kind for kind, pattern in _KIND_BY_MESSAGE if pattern.search(f"{message}\n{error.__cause__ or ''}"))
     if ("checkpoint.py", "_load") in frames:
         yield "checkpoint"
     yield from _outcomes_by_origin(error, error_class, frames)

@@ -16,7 +16,7 @@ from mmf_win.upstream.install import find_mmf
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _START_TOKEN, _END_TOKEN = "<|startoftext|>", "<|endoftext|>"
-_INITIALIZER_FACTOR = 4  # CLIP's default would make signals vanish in such narrow layers
+_INIT_FACTOR = 4  # CLIP's default would make signals vanish in such narrow layers
 
 
 def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> None:
@@ -60,17 +60,11 @@ def write_clip(
         for word_prefixes in prefixes
         for prefix, longer in pairwise(word_prefixes)
     )
-    vocabulary_tokens = [
-        *letters.values(),
-        *(f"{letter}</w>" for letter in letters.values()),
-        *("".join(pair) for pair in merges),
-    ]
+    vocabulary_tokens = [*letters.values(), *(f"{letter}</w>" for letter in letters.values()), *map("".join, merges)]
     tokens = [*dict.fromkeys(vocabulary_tokens), _START_TOKEN, _END_TOKEN]
     ids = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1, "pad_token_id": len(tokens) - 1}
-    text_config: dict[str, Any] = {**text, **ids, "vocab_size": len(tokens), "initializer_factor": _INITIALIZER_FACTOR}
-    config = CLIPConfig(
-        text_config, {**vision, "initializer_factor": _INITIALIZER_FACTOR}, initializer_factor=_INITIALIZER_FACTOR
-    )
+    text_config: dict[str, Any] = {**text, **ids, "vocab_size": len(tokens), "initializer_factor": _INIT_FACTOR}
+    config = CLIPConfig(text_config, {**vision, "initializer_factor": _INIT_FACTOR}, initializer_factor=_INIT_FACTOR)
     CLIPModel(config).save_pretrained(folder)
     vocabulary, rules = folder / "vocab.json", folder / "merges.txt"
     write_bytes(vocabulary, json_bytes({token: number for number, token in enumerate(tokens)}))

@@ -28,10 +28,8 @@ def register(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
     if request.is_training:
-        timed_methods = (*TIMED_METHODS, *hooks.TIMED_METHODS)
-        observer.phase_timer.time_methods(
-            method for method in timed_methods if request.profile_updates or method[2] == "data"
-        )
+        methods = (*TIMED_METHODS, *hooks.TIMED_METHODS)
+        observer.phase_timer.time_methods(entry for entry in methods if request.profile_updates or entry[2] == "data")
         stop_when_batches_stall(observer)
     weight_loading.count_loaded_tensors(observer)
     report_scoring_progress(observer)

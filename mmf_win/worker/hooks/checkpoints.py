@@ -165,9 +165,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def _remove_old_checkpoints(self, update: int) -> None:
         older = [path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"]
-        superseded = [
-            path for path, saved_update in find_superseded_checkpoints(self._folder).items() if saved_update < update
-        ]
+        superseded = [path for path, saved_at in find_superseded_checkpoints(self._folder).items() if saved_at < update]
         for path in (*older[self._observer.request.train_task.keep_checkpoints :], *superseded):
             with suppress(OSError):  # on Windows, a file may be in use; the next save tries again
                 path.unlink()

@@ -173,8 +173,6 @@ class _NonfiniteTracer:
             self.first_nonfinite = call, bad_ids
 
 
-def find_nonfinite(named_values: Iterable[tuple[Any, Any]]) -> list[Any]:
+def find_nonfinite(items: Iterable[tuple[Any, Any]]) -> list[Any]:
     """Return the names of the values that contain a non-finite number, also in nested containers."""
-    return [
-        key for key, value in named_values if not all(torch.isfinite(tensor).all() for tensor in iter_tensors(value))
-    ]
+    return [key for key, value in items if not all(torch.isfinite(tensor).all() for tensor in iter_tensors(value))]

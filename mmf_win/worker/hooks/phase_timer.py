@@ -181,10 +181,8 @@ class Profiler(DataWaitProfiler):
     def on_update_end(self) -> None:
         """Count an update."""
         if (waiting := super().on_update_end()) is not None:
-            seconds_by_phase = {
-                phase: seconds / self._measured_updates for phase, seconds in self._timer.seconds.items()
-            }
-            self._results = {"waiting": asdict(waiting), "spent": seconds_by_phase}
+            phase_seconds = {phase: seconds / self._measured_updates for phase, seconds in self._timer.seconds.items()}
+            self._results = {"waiting": asdict(waiting), "spent": phase_seconds}
             self._timer.waits_for_gpu = False  # the trace shows the GPU as in ordinary training
         self._torch_profiler.step()
 

@@ -116,10 +116,8 @@ class ResumableSampler(Sampler[int]):
         self.rng_state: SavedState | None = None
 
     def __len__(self) -> int:
-        full_batches, remaining_rows = divmod(len(self._sampler), self._batch_size)
-        return int(full_batches * self._rank_batch_size) + (
-            max(1, len(rank_rows(remaining_rows))) if remaining_rows else 0
-        )
+        full_batches, extra_rows = divmod(len(self._sampler), self._batch_size)
+        return int(full_batches * self._rank_batch_size) + (max(1, len(rank_rows(extra_rows))) if extra_rows else 0)
 
     def __iter__(self) -> Iterator[int]:
         position, self._resume_position = self._resume_position, None
