@@ -254,7 +254,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for name in runs:
         run_ids = [run.id for run in iter_matching_runs(save_dir, name)]
         if len(run_ids) > 1:
-            hint = f"pass the ids of the runs to remove: {format_command(*run_ids)}"
+            hint = f"pass the ids of the runs to remove: `{format_command(*run_ids)}`"
             raise UsageError(f"{name} matches {len(run_ids)} runs", hint=hint)
     for run in selected:
         require_unused(run)

@@ -139,8 +139,8 @@ def push(
         print_json(uploads)
     else:
         for upload in uploads:
-            where = "" if upload["upload"] == "server" else f" ({upload['upload']})"
-            print_status(f"{upload['run']}: {upload['link']}{where}{'' if upload['new'] else ', already up to date'}")
+            target = "" if upload["upload"] == "server" else f" ({upload['upload']})"
+            print_status(f"{upload['run']}: {upload['link']}{target}{'' if upload['new'] else ', already up to date'}")
 
 
 def _push_run(run: Run, tracker: Tracker, upload_options: UploadOptions) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mmf_win.console import format_command, suggestion_hint
 from mmf_win.dataset.convert import convert, find_source_archive, load_dataset_manifest, repair_dataset
 from mmf_win.dataset.image_files import choose_common_hint, find_unusable_images, list_checked_images
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.inputs.discovery import list_inputs
+from mmf_win.inputs.discovery import list_existing_inputs
 from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.integrity.verify import VerificationResult, VerificationState, find_damage
@@ -52,7 +52,7 @@ def _resolve_names(
         inputs += find_preset_inputs(install.find_mmf(), preset_names, mmf_paths, overrides)
     if "features" in parts:
         folders = {item.folder for item in inputs}
-        inputs += [item for item in list_inputs(mmf_paths) if item.folder not in folders]
+        inputs += [item for item in list_existing_inputs(mmf_paths) if item.folder not in folders]
     runs = [run for name in others if name not in preset_names for run in _find_runs(mmf_paths.save_dir, name)]
     if "runs" in parts:
         runs = lookup.list_runs_with_sweeps(mmf_paths.save_dir)

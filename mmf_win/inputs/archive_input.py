@@ -105,8 +105,8 @@ class ArchiveInput(InputFiles):
             with suppress(OSError), file_lock(self.folder / LOCK_NAME):
                 raise errors.DataError(message)
         if self.entry and (version := read_built_version(self.entry.marker)) not in (None, self.entry.version):
-            found = f"contains version {version} according to {self.entry.marker.name}"
-            problem = f"{found}, but the installed MMF needs version {self.entry.version}"
+            origin = f"contains version {version} according to {self.entry.marker.name}"
+            problem = f"{origin}, but the installed MMF needs version {self.entry.version}"
             raise errors.DataError(f"{self.folder}: {problem}")
         self._require_structure(files)
 

@@ -198,7 +198,7 @@ def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
             yield from _iter_module_params(value, module_type)
 
 
-def list_inputs(mmf_paths: MmfPaths) -> list[InputFiles]:
+def list_existing_inputs(mmf_paths: MmfPaths) -> list[InputFiles]:
     """List the inputs in the data folder and those read from caches of other programs."""
     folders: set[Path] = set()
     for folder_name, subfolders, names in os.walk(mmf_paths.data_dir):

@@ -129,7 +129,7 @@ def verify_inputs(  # noqa: PLR0913 - three of them are switches of one command
 
 @cache
 def _verify_in_dry_run(input_files: InputFiles) -> VerificationResult:
-    """Verify without recording, once for all trainings of a sweep's dry run."""
+    """Verify without recording, once for all runs of a sweep's dry run."""
     return input_files.verify(record=False)
 
 

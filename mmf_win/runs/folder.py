@@ -146,8 +146,8 @@ class Run:
         """
         if self.legacy_outcome_file.exists():
             return self.legacy_outcome_file
-        trainings = (folder for folder in map(self.attempt, self._attempt_numbers()) if folder.is_training())
-        return next((folder.outcome_file for folder in trainings), self.legacy_outcome_file)
+        attempts = (folder for folder in map(self.attempt, self._attempt_numbers()) if folder.is_training())
+        return next((folder.outcome_file for folder in attempts), self.legacy_outcome_file)
 
     def save_request(self, request: RunRequest) -> None:
         """Save the run request without the settings that choose the checkpoint to start from."""

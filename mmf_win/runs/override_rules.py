@@ -89,7 +89,7 @@ def require_trainable(command_options: CommandOptions, *, resumes: bool, seeds: 
     Args:
         command_options: Options of the command.
         resumes: An option names the checkpoint or the weights that training starts from.
-        seeds: Seeds of the trainings of a sweep.
+        seeds: Seeds of the runs of a sweep.
 
     Raises:
         UsageError: An override cannot be used for training.

@@ -107,7 +107,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         raise UsageError(
             f"{checkpoint}: training stopped early at update {progress.update}, since no validation after "
             f"update {progress.best_update} was better",
-            hint="to continue, set training.early_stop.enabled=False",
+            hint="to continue, set `training.early_stop.enabled=False`",
         )
 
 

@@ -1,4 +1,4 @@
-"""Groups of trainings that differ only in their seed, and statistics over them."""
+"""Groups of runs that differ only in their seed, and statistics over them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]]:
-    """Group trainings that differ only in their seed, in input order.
+def group_by_config(items: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]]:
+    """Group runs or tasks that differ only in their seed, in input order.
 
     Args:
-        trainings: For each training, the training, its configuration without the seed, and its seed. A seed
+        items: For each run or task, the item, its configuration without the seed, and its seed. A seed
             occurs once per group; ``None`` if it is unknown or irrelevant.
 
     Returns:
@@ -22,10 +22,10 @@ def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[
     """
     groups: dict[tuple[Hashable, int], list[_T]] = {}
     counts: Counter[tuple[Hashable, Hashable]] = Counter()
-    for training, config, seed in trainings:
+    for item, config, seed in items:
         repeat = 0 if seed is None else counts[config, seed]
         counts[config, seed] += 1
-        groups.setdefault((config, repeat), []).append(training)
+        groups.setdefault((config, repeat), []).append(item)
     return list(groups.values())
 
 

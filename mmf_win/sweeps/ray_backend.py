@@ -88,12 +88,12 @@ def connect_to_ray() -> Iterator[RayCluster]:
     # Ray starts Python on a node through a shell without quoting its path, so a path with special characters
     # is passed explicitly. Other paths are not: Ray waits indefinitely if a node lacks an explicit one.
     python = shlex.quote(sys.executable)
-    how = {} if sys.platform == "win32" or python == sys.executable else {"py_executable": python}
+    runtime_env = {} if sys.platform == "win32" or python == sys.executable else {"py_executable": python}
     try:
         _require_listening(address)
         with warnings.catch_warnings():  # about changes in later versions of Ray
             warnings.simplefilter("ignore")
-            ray.init("auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=how)
+            ray.init("auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
     except (OSError, RuntimeError, ValueError) as error:
         message = f"cannot connect to a Ray cluster at {address}: {_summarize_error(error)}"
         raise MmfEnvironmentError(message, hint=hint) from None

@@ -1,4 +1,4 @@
-"""Search by Optuna: proposes the parameters of further tasks, and prunes trainings with poor results."""
+"""Search by Optuna: proposes the parameters of further tasks, and prunes runs with poor results."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class OptunaSearch:
                     return task
                 trial.set_user_attr(_REPETITION_ATTR, value=True)
                 folder = self._sweep.task_folder(tasks_by_key[task.key].name)
-                ended = load_task(folder)
-                state = ended.state if ended is not None and ended.key == task.key else "failed"
+                ended_task = load_task(folder)
+                state = ended_task.state if ended_task and ended_task.key == task.key else "failed"
                 self._finish_trial(trial.number, state, read_objective_value(self._search, folder))
         return None  # almost all combinations are used
 

@@ -191,8 +191,8 @@ class _TaskExecution:
         if not remaining:
             return replace(self.task, state="success")
         start_time = time.monotonic()
-        where, starts = self.slot.resource, self.task.starts + 1
-        self.task = replace(self.task, state="running", command=None, message=None, slot=where, starts=starts)
+        resource, starts = self.slot.resource, self.task.starts + 1
+        self.task = replace(self.task, state="running", command=None, message=None, slot=resource, starts=starts)
         self.on_update(self.task)
         try:
             state, message = self._run_commands(remaining)

@@ -271,12 +271,12 @@ class Uploader:
 
     def _iter_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
         """Yield the name, path and stamp of each file to upload."""
-        run, wanted = self._run, self._options.models
+        run, checkpoint_choice = self._run, self._options.models
         files = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}"))]
         files += [file.with_name(file.name.removesuffix(_METRICS_SUFFIX) + ".csv") for file in files[2:]]
         files += sorted(run.reports.glob("*.html")) if self._options.pages else []
-        if wanted != "none" and time.time() >= self.upload_state.models + checkpoint_interval_s:
-            files.append(run.checkpoints / _CHECKPOINT_FILES[wanted])
+        if checkpoint_choice != "none" and time.time() >= self.upload_state.models + checkpoint_interval_s:
+            files.append(run.checkpoints / _CHECKPOINT_FILES[checkpoint_choice])
         for file in files:
             with suppress(FileNotFoundError):
                 stat = file.stat()

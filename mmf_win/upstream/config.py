@@ -146,14 +146,14 @@ def _find_user_dir(raw_value: Any, resolved_value: Any) -> str | None:
 
 def _settings_from_overrides(overrides: Sequence[str], config: Any) -> Settings:
     """Return the settings tree of the overrides, taken from ``config``; lists are taken as a whole."""
-    typed: Settings = {}
+    settings: Settings = {}
     for override in overrides:
         key = override.partition("=")[0].partition("[")[0]
         value = config
         for name in key.split("."):
             value = value[name]
-        set_nested_value(typed, key, value)
-    return typed
+        set_nested_value(settings, key, value)
+    return settings
 
 
 def set_nested_value(settings: Settings, key: str, value: Any) -> None:

@@ -97,7 +97,7 @@ def apply_overrides(config: Any, overrides: Sequence[str], *, version: str, has_
             current = _current_value(plain, key, version, may_be_new=may_be_new)
             if "None" in (value if isinstance(value, list) else [value]):
                 null = re.sub(r"\bNone\b", "null", text)
-                raise UsageError(f"{override}: None is read as text", hint=f"write {key}={null}")
+                raise UsageError(f"{override}: None is read as text", hint=f"write `{key}={null}`")
             _require_valid_value(key, current, value)
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
@@ -158,7 +158,7 @@ def _list_item(key: str, list_key: str, field: str, items: Sequence[Any]) -> Any
     index = field[1:-1] if field.startswith("[") else ""
     if index.isdecimal() and int(index) < len(items):
         return items[int(index)]
-    first_item_hint = f"set the first item with {list_key}[0]=VALUE, or " if items else ""
+    first_item_hint = f"set the first item with `{list_key}[0]=VALUE`, or " if items else ""
     message = f"{key}: {list_key} has no item {field.strip('[]')!r} ({len(items)} items)"
     list_hint = "set the whole list with `" + format_command(f"{list_key}=['VALUE']") + "`"
     raise UsageError(message, hint=first_item_hint + list_hint)
@@ -193,13 +193,13 @@ def _require_valid_value(key: str, current: Any, value: Any) -> None:
     # Instead of a list of the dataset's files, MMF accepts a single path.
     is_path = isinstance(value, str) and key.startswith("dataset_config.")
     if isinstance(current, list) and not isinstance(value, list) and not is_path:
-        raise UsageError(f"{key}: expected a list, got {value!r}", hint=f"write [{value!r}]")
+        raise UsageError(f"{key}: expected a list, got {value!r}", hint=f"write `{key}=[{value!r}]`")
     if isinstance(current, bool) and value not in (0, 1):
-        raise UsageError(f"{key}: expected true or false, got {value!r}", hint=f"write {key}=true or {key}=false")
+        raise UsageError(f"{key}: expected true or false, got {value!r}", hint=f"write `{key}=true` or `{key}=false`")
     if _is_number(current) and not _is_number(value):
-        raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"write {key}=NUMBER; it is now {current}")
+        raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"write `{key}=NUMBER`; it is now {current}")
     if key == _BETAS_KEY and not (isinstance(value, list) and len(value) == 2):
-        raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=f"write {key}=[0.9,0.999]")
+        raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=f"write `{key}=[0.9,0.999]`")
     for number in value if key == _BETAS_KEY else [value]:
         if allowed and not _is_in_range(number, *allowed):
             minimum, limit, integer = allowed

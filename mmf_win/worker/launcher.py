@@ -68,7 +68,7 @@ def launch_ranks(
             return AttemptOutcome("internal", f"{type(error).__name__}: {error}")
         reason = str(error).partition("\n")[0]
         message = f"{task.rdzv}: cannot connect {task.nnodes} machines ({reason})"
-        hint = "set --rdzv to HOST:PORT of the first machine, which the others can reach, and start all together"
+        hint = "set --rdzv to a HOST:PORT of the first machine that the others can reach, and start all together"
         return AttemptOutcome("network", message, hint)
     return AttemptOutcome("ok")
 

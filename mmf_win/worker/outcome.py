@@ -110,7 +110,7 @@ def classify_exception(error: BaseException, *, is_prepared: bool = True) -> Att
     hint = error.hint if isinstance(error, MmfwError) else None
     if killed_worker := _LOADER_WORKER_KILLED.search(trace):
         message = f"a DataLoader worker (pid {killed_worker[1]}) was killed (signal: {killed_worker[2]})"
-        hint = "set training.num_workers=0 to load rows without DataLoader workers" if kind == "killed" else None
+        hint = "set `training.num_workers=0` to load rows without DataLoader workers" if kind == "killed" else None
     if kind == "host_oom" and _SHARED_MEMORY.search(trace):
         hint = SHM_HINT
     if kind == "killed" and _LOST_RANK.search(message):

@@ -238,11 +238,11 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
 
 
 def _hints(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the hint that is passed to a call, or that a class has."""
+    """Yield the hint that is passed to a call, or assigned to a name of a function or class."""
     if isinstance(node, ast.keyword) and node.arg == "hint":
         yield node
-    if isinstance(node, ast.ClassDef):
-        yield from (s for s in node.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == "hint")
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "hint":
+        yield node
 
 
 def _texts(node: ast.AST) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _not_predicted_error(run_record: RunRecord, split: str, dataset: DatasetPath
     available, message = list_splits(dataset), f"run {run_record.run.id} has no predictions for {split}"
     if split in available:
         return UsageError(message, hint=_predict_hint([run_record.run], split, data_dir))
-    predicted = sorted({each.split for each in run_record.scores.predictions})
+    predicted = sorted({prediction.split for prediction in run_record.scores.predictions})
     hint = f"choose one of {', '.join(predicted or available)}"
     return UsageError(message, hint=hint)
 
