@@ -1,4 +1,4 @@
-"""MLflow server on this machine, to which scripts upload their trainings."""
+"""MLflow server on this machine, to which scripts upload their runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from _bench import PYTHON
 
 @contextmanager
 def run_mlflow_server(folder: Path) -> Iterator[None]:
-    """Run a server that receives all trainings of the block."""
+    """Run a server that receives all runs of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -56,7 +56,7 @@ def main() -> None:
             folders = (*data, "--save-dir", demo.save_dir)
             measure_command([*MMFW, "train", "clip_b32", model, *arguments, *folders], MMF_CACHE_DIR=str(cache))
             events = read_events(lookup.find_run(demo.save_dir, "clip_b32").events)
-            times = [each["t"] for each in events if each["kind"] in ("train_started", "train")]
+            times = [event["t"] for event in events if event["kind"] in ("train_started", "train")]
             return [end - start for start, end in pairwise(times)][:3]
 
         def train_without_cache() -> list[float]:
@@ -68,7 +68,7 @@ def main() -> None:
     rows = {
         "first epoch: towers run": first,
         "first epoch of another run: outputs read from the disk": [epochs[0] for epochs in results["kept"]],
-        "**later epochs: outputs in memory**": [s for each in results.values() for e in each for s in e[1:]],
+        "**later epochs: outputs in memory**": [s for runs in results.values() for e in runs for s in e[1:]],
     }
     print_table(
         "400 memes", ("s", "×"), [(title, format_spread(s), format_ratio(first, s)) for title, s in rows.items()]

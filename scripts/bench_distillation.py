@@ -69,7 +69,7 @@ def main() -> None:
     rows = [("teacher itself", f"{teacher_auroc:.4f}", "")]
     for kind, aurocs in results.items():
         rows.append((f"student, {kind}", f"{mean(aurocs):.4f}", f"{stdev(aurocs):.4f}"))
-    gains = [by - alone for alone, by in zip(*results.values(), strict=True)]
+    gains = [distilled - plain for plain, distilled in zip(*results.values(), strict=True)]
     half = float(t.ppf(0.975, len(gains) - 1)) * stdev(gains) / math.sqrt(len(gains))
     print_table("test AUROC", ("mean", "sd"), rows)
     low, high = (mean(gains) + sign * half for sign in (-1, 1))

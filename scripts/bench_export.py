@@ -39,7 +39,7 @@ def main() -> None:
         table = dataset.images / "rows.jsonl"  # the images are relative to its folder
         lines = (json.dumps({"id": row.id, "img": row.img, "text": row.text}) for row in rows)
         table.write_text("\n".join(lines), encoding="utf-8")
-        one = ("--image", dataset.images / rows[0].img, "--text", rows[0].text)
+        meme = ("--image", dataset.images / rows[0].img, "--text", rows[0].text)
 
         def mmfw_contestant(*arguments: str | Path) -> Callable[[], Cost]:
             return lambda: measure_command([*MMFW, "predict", "--trust", *arguments, *folders])
@@ -55,7 +55,7 @@ def main() -> None:
         print_costs(f"{len(rows)} memes", measure_after_warmup(contestants, options.runs))
         exported_probas = {row.id: row.proba for row in read_predictions(csv)}
         expected = read_predictions(next((folder / "predicted").glob("*.csv")))
-        contestants = {"`mmfw predict`": mmfw_contestant(*one), "**run.py**": exported_contestant("model", *one)}
+        contestants = {"`mmfw predict`": mmfw_contestant(*meme), "**run.py**": exported_contestant("model", *meme)}
         print_costs("one meme", measure_after_warmup(contestants, options.runs))
         timings = json.loads((folder / "int8" / "model.json").read_text(encoding="utf-8"))["int8"]
     difference = max(abs(row.proba - exported_probas[row.id]) for row in expected)

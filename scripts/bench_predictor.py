@@ -32,7 +32,7 @@ class PredictorTimes(NamedTuple):
     ready: float
     path: float
     worker: float
-    rest: float
+    overhead: float
     content: float
     many: float
 
@@ -59,11 +59,11 @@ def measure_predictor(save: Path, pairs: list[tuple[Path, str]]) -> PredictorTim
         vars(predictor._model)["predict_rows"] = predict_and_record
         by_path = [measure_ms(partial(predictor.predict, *pair)) for pair in pairs]
         worker = statistics.median(worker_ms)
-        rest = statistics.median(all_ - in_worker for all_, in_worker in zip(by_path, worker_ms, strict=True))
+        overhead = statistics.median(all_ - in_worker for all_, in_worker in zip(by_path, worker_ms, strict=True))
         contents = [(path.read_bytes(), text) for path, text in pairs]
         by_content = [measure_ms(partial(predictor.predict, *pair)) for pair in contents]
         many = measure_ms(lambda: list(predictor.predict_many(pairs)), len(pairs))
-    return PredictorTimes(ready, statistics.median(by_path), worker, rest, statistics.median(by_content), many)
+    return PredictorTimes(ready, statistics.median(by_path), worker, overhead, statistics.median(by_content), many)
 
 
 def main() -> None:
@@ -76,14 +76,14 @@ def main() -> None:
         measure_command([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *folders])
         pairs = [(dataset.images / row.img, row.text) for row in read_annotations(dataset.annotation_file(SPLIT))]
         image, text = pairs[0]
-        one = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *folders]
+        command = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *folders]
         measure_predictor(save, pairs[:1])  # warm-up: compiles modules and fills the disk cache
         times = run_in_turn({"": lambda: measure_predictor(save, pairs)}, options.runs)[""]
-        command_seconds = run_in_turn({"": lambda: measure_command(one).wall}, options.runs)[""]
-    ready, path, worker, rest, content, many = zip(*times, strict=True)
+        command_seconds = run_in_turn({"": lambda: measure_command(command).wall}, options.runs)[""]
+    ready, path, worker, overhead, content, many = zip(*times, strict=True)
 
     columns = {"`mmfw predict --image`": [1000 * value for value in command_seconds], "**Predictor**, a path": path}
-    columns |= {"of that, the worker": worker, "of that, all else": rest}
+    columns |= {"of that, the worker": worker, "of that, all else": overhead}
     columns |= {"Predictor, bytes": content, "Predictor, a meme of 8 at once": many}
     print_table(
         f"{len(pairs)} memes", ("ms",), [(name, format_spread(values, ".1f")) for name, values in columns.items()]

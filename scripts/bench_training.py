@@ -1,4 +1,4 @@
-"""Compare trainings and predictions of mmfw, of MMF alone on the same Python, and of MMF as released.
+"""Compare training and predictions of mmfw, of MMF alone on the same Python, and of MMF as released.
 
 python scripts/bench_training.py                           mmfw and MMF alone, in turn
 python scripts/bench_training.py --mmfw=--precision=bf16   also mmfw with these arguments
@@ -249,13 +249,13 @@ def main() -> None:
         if options.stock:
             stock = [str(options.stock / "bin" / name) for name in ("mmf_run", "mmf_predict")]
             contestants = {"stock": bench.mmf_contestant(stock[:1], stock[1:]), **contestants}
-        contestants |= {f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *options.mmfw)}
+        contestants |= {f"mmfw {flags}".strip(): bench.mmfw_contestant(flags.split()) for flags in ("", *options.mmfw)}
         results = run_in_turn(contestants, options.runs)
-    base, alone = next(iter(results.values())), results["MMF alone"][-1].losses
+    base, base_losses = next(iter(results.values())), results["MMF alone"][-1].losses
     rows = []
     for name, all_figures in results.items():
         *columns, losses = zip(*all_figures, strict=True)
-        difference = max(abs(ours - theirs) for ours, theirs in zip(losses[-1], alone, strict=True))
+        difference = max(abs(loss - base_loss) for loss, base_loss in zip(losses[-1], base_losses, strict=True))
         times = format_ratio([figures.update for figures in base], columns[1])
         cells = [format_spread(column, ".0f" if column[0] > 100 else ".3g") for column in columns]
         rows.append([name, *cells, times, f"{difference:.1e}"])

@@ -76,10 +76,10 @@ def _presets_page() -> str:
         numbers = [_format_percent(paper.find_published_score(preset.published, *column)) for column in columns]
         scores.append([f"`{preset.name}`", preset.title, *numbers])
         sources.append([f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"])
-    others = ", ".join(f"`{preset.name}`" for preset in loaded if not preset.published)
+    unpublished_presets = ", ".join(f"`{preset.name}`" for preset in loaded if not preset.published)
     note = (
         f"The scores are those of {paper.PAPER}, in percent; ± is the standard deviation over several seeds. "
-        f"The paper has no scores for {others}; [CLIP](clip.md) quotes those of another paper."
+        f"The paper has no scores for {unpublished_presets}; [CLIP](clip.md) quotes those of another paper."
     )
     start = "Each preset starts from a configuration of MMF, or from mmfw's own (–):"
     return f"{_PRESETS_INTRO}\n{_format_table(scores)}\n{note}\n\n{start}\n\n{_format_table(sources)}"

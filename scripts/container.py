@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
             cleanup.callback(subprocess.run, [tool, "rmi", image], stdout=subprocess.DEVNULL)
         print(f"The image has {_command_output(tool, 'images', '--format', '{{.Size}}', image)}.", flush=True)
         container = [_create_container(image, cleanup), "mmfw"] if tool == "buildah" else ["--rm", image]
-        for user, words in _TRIAL_COMMANDS:
-            _run_timed([tool, "run", *user, *container, *words])
+        for user, arguments in _TRIAL_COMMANDS:
+            _run_timed([tool, "run", *user, *container, *arguments])
     return 0
 
 

@@ -62,14 +62,14 @@ class TrainCommand:
     """
 
     def __init__(self, arguments: Sequence[str], folder: DemoFolder, number: int) -> None:
-        places = ("--data-dir", str(folder.data_dir), "--save-dir", str(folder.save_dir))
+        folder_options = ("--data-dir", str(folder.data_dir), "--save-dir", str(folder.save_dir))
         mark = f"{os.getpid()}-{number}"
         self._mark = f"MMFW_SOAK={mark}".encode()
         self._output = folder.path / f"attempt-{number}.txt"
         self.start_time = time.time()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*MMFW, "train", *arguments, *places],
+                [*MMFW, "train", *arguments, *folder_options],
                 env={**os.environ, "MMFW_SOAK": mark, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

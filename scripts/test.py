@@ -5,7 +5,7 @@ python scripts/test.py -k archives -x    ... with these arguments for pytest
 python scripts/test.py --all             the full matrix: tests marked `wide`, mypy for Windows, docs
 python scripts/test.py --only ruff       one check
 python scripts/test.py --no-torch        only tests without torch, without the extra `train`
-python scripts/test.py --windows         the user's way and tests of files and processes, on a Windows Python
+python scripts/test.py --windows         the complete workflow and tests of files and processes, on a Windows Python
 python scripts/test.py --lowest          the tests, on the lowest versions that pyproject.toml allows
 """
 

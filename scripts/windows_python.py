@@ -79,10 +79,10 @@ def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
         _install_packages(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
     program.write_text(_LAUNCHER.format(folder=folder, in_wine=wine_path(folder)), encoding="utf-8")
     program.chmod(0o755)
-    first, *others = wine_prefixes(folder)
-    _prepare_wine(first)
-    for other in others:
-        shutil.copytree(first, other, symlinks=True)
+    first_prefix, *other_prefixes = wine_prefixes(folder)
+    _prepare_wine(first_prefix)
+    for prefix in other_prefixes:
+        shutil.copytree(first_prefix, prefix, symlinks=True)
     _run([str(program), "-c", "import sys; assert sys.platform == 'win32'; print('Windows CPython', sys.version)"])
     stamp.write_text(stamp_text, encoding="utf-8")
 

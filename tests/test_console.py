@@ -78,7 +78,7 @@ def test_progress_without_terminal_prints_a_plain_line_occasionally(
     with Progress("training", total, unit) as progress:
         progress.annotate("loss 0.5")
         progress.advance(10)
-        assert capsys.readouterr().err == "", "short work shows no progress"
+        assert capsys.readouterr().err == "", "short work must show no progress"
         now = 11.0
         progress.advance(20)
         assert capsys.readouterr().err == line + "\n"
@@ -118,5 +118,5 @@ def test_log_message_does_not_break_progress_bar(
         logging.getLogger("mmf_win").warning("update 1: validation AUROC 0.7")
     console.print_status("done")
     output = capsys.readouterr().err
-    assert "\rwarning: update 1: validation AUROC 0.7\n" in output, "the bar is cleared before the line"
+    assert "\rwarning: update 1: validation AUROC 0.7\n" in output, "the bar must be cleared before the line"
     assert output.endswith("\ndone\n")

@@ -249,5 +249,5 @@ def wait_until(condition: object, child: subprocess.Popen[bytes]) -> None:
     assert callable(condition)
     pause = threading.Event()
     while not condition():
-        assert child.poll() is None, "the child ended too early"
+        assert child.poll() is None, "the child must not end before"
         pause.wait(0.01)

@@ -94,9 +94,7 @@ def test_arguments_of_agent_come_from_its_task_in_clearml_stub(tmp_path: Path, m
         process = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert process.returncode == 0, process.stderr
         assert "mmbt_grid" in {preset["name"] for preset in json.loads(process.stdout)}
-        assert entry.convert_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
-            "arguments take precedence over the task"
-        )
+        assert entry.convert_arguments(["preset=vilbert"]) == ["train", "vilbert"], "arguments must take precedence"
         monkeypatch.setenv("CLEARML_TASK_ID", "8a")
         process = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert process.returncode == 6 and "Traceback" not in process.stderr

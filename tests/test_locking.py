@@ -84,11 +84,11 @@ def test_checks_of_a_lock_are_no_locks_and_do_not_prevent_locking(tmp_path: Path
         ]
         for poller in pollers:
             assert poller.stdout is not None and poller.stdout.readline().strip() == b"ready"
-        *others, last = pollers
-        assert [poller.communicate()[0].strip() for poller in _start_polling(others)] == [b"0", b"0"]
-        assert last.stdin is not None
-        last.stdin.write(b"\n")
-        last.stdin.flush()
+        *other_pollers, last_poller = pollers
+        assert [poller.communicate()[0].strip() for poller in _start_polling(other_pollers)] == [b"0", b"0"]
+        assert last_poller.stdin is not None
+        last_poller.stdin.write(b"\n")
+        last_poller.stdin.flush()
         for _ in range(20):
             with file_lock(path):
                 pass

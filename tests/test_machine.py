@@ -57,7 +57,7 @@ def test_usage_is_that_of_first_visible_gpu_with_fake_nvml(
     assert next(usage) == "GPU 87 %, 10.0 GiB of 24.0 GiB"
     assert nvml.utilization_queries == [handle]
     next(usage)
-    assert len(nvml.utilization_queries) == 1, "the GPU is not queried each time"
+    assert len(nvml.utilization_queries) == 1, "the GPU must not be queried each time"
 
 
 def test_missing_or_silent_gpu_has_no_usage_with_fake_nvml(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_no_gpus_are_listed_without_a_driver() -> None:
     except pynvml.NVMLError:
         assert machine.free_gpu_memory() == machine.installed_gpus() == []
     else:
-        pytest.skip("there is a driver")
+        pytest.skip("this machine has an NVIDIA GPU")
 
 
 def write_control_groups(root: Path, groups: str, files: Mapping[str, str]) -> Path:

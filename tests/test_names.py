@@ -34,7 +34,7 @@ def assert_portable(name: str) -> None:
         assert not ntpath.isreserved(name)
     else:
         assert not PureWindowsPath(name).is_reserved()
-    assert PureWindowsPath(name).parts == (name,), "one name, without a drive"
+    assert PureWindowsPath(name).parts == (name,), "the path must be one name without a drive"
     assert name not in (".", "..") and name == name.rstrip(". ")
     assert not set(name) & set('<>:"/\\|?*') and min(name) >= " "
     assert len(name.encode()) <= 255
@@ -56,7 +56,7 @@ def test_long_names_with_different_ends_stay_different(name: str) -> None:
     short_names = {short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
     assert len(short_names) == 4
     assert sum(short.endswith("-published") for short in short_names) == 2
-    assert all(short_portable_name(short) == short for short in short_names), "a short name is not shortened again"
+    assert all(short_portable_name(short) == short for short in short_names), "a short name must not be shortened again"
 
 
 @settings(max_examples=40)
@@ -70,9 +70,9 @@ def test_names_of_prediction_files_are_portable(name: str, table: str) -> None:
             related_files = (user_annotations_path(csv), metrics_file.metrics_path(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in related_files)):
                 path.touch()
-        written = [*run.reports.iterdir(), run.path.parent, run.path]
-        assert len(written) == 6, "the file that reserved the name was removed"
-        for path in written:
+        paths = [*run.reports.iterdir(), run.path.parent, run.path]
+        assert len(paths) == 6, "the file that reserved the name must be removed"
+        for path in paths:
             assert_portable(path.name)
 
 

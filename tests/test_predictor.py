@@ -211,9 +211,7 @@ def test_model_process_that_dies_is_restarted_once_per_request(
         with pytest.raises(TrainingError, match="the model process died twice on this request: ") as raised:
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
-        assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), (
-            "the next request restarts the process again"
-        )
+        assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next request must restart it"
 
 
 def test_failing_iterable_and_invalid_pairs_raise_errors(model: Path, images: list[Path]) -> None:

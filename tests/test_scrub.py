@@ -14,7 +14,7 @@ from mmf_win.scrub import make_scrubber, redact_urls
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "remaining"),
     [
         ("mmfw convert --password hunter2 --zip a.zip", "mmfw convert"),
         ("['convert', '--password', 'hunter2']", "convert"),
@@ -43,10 +43,10 @@ from mmf_win.scrub import make_scrubber, redact_urls
     ],
 )
 @pytest.mark.parametrize("write", [str, lambda line: json.dumps({"kind": "note", "words": [line]})])
-def test_secret_is_removed_and_surrounding_text_stays(write: Callable[[str], str], line: str, kept: str) -> None:
+def test_secret_is_removed_and_surrounding_text_stays(write: Callable[[str], str], line: str, remaining: str) -> None:
     scrubbed = make_scrubber([])(write(line))
     assert "hunter2" not in scrubbed
-    assert kept in scrubbed
+    assert remaining in scrubbed
 
 
 @pytest.mark.parametrize("secret", ["p@ss word", "naïve \\ \"quotes'", "no UTF-8: \udce9"])
@@ -116,7 +116,7 @@ def test_scrubbed_json_is_valid_and_truncated_json_is_scrubbed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "redacted_url"),
     [
         ("https://me:pw@example.org/a.zip?sig=x", "https://<secret>@example.org/a.zip?<secret>"),
         ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
@@ -128,5 +128,5 @@ def test_scrubbed_json_is_valid_and_truncated_json_is_scrubbed() -> None:
     ],
     ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
 )
-def test_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert redact_urls(f"{url} exists") == f"{shown} exists"
+def test_url_is_shown_without_its_secrets(url: str, redacted_url: str) -> None:
+    assert redact_urls(f"{url} exists") == f"{redacted_url} exists"

@@ -15,7 +15,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such 
 
 
 @pytest.mark.parametrize(
-    ("sent", "count"),
+    ("received_signals", "count"),
     [
         ([], 0),
         ([("SIGINT", 0)], 1),
@@ -29,10 +29,10 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such 
     ],
 )
 def test_ctrl_c_counts_again_only_after_one_second(
-    monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, float]], count: int
+    monkeypatch: pytest.MonkeyPatch, received_signals: list[tuple[str, float]], count: int
 ) -> None:
     requests = StopRequests()
-    for name, seconds in sent:
+    for name, seconds in received_signals:
         monkeypatch.setattr(signals.time, "monotonic", lambda seconds=seconds: 1000 + seconds)
         requests.add(getattr(signal, name))
     assert requests.count == count
@@ -49,11 +49,11 @@ def test_signals_of_terminals_and_schedulers_are_one_request() -> None:
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signal_ignored_from_the_start_is_not_handled(number: signal.Signals) -> None:
     assert number in active_stop_signals()
-    before = signal.signal(number, signal.SIG_IGN)  # like nohup or a batch job
+    previous_handler = signal.signal(number, signal.SIG_IGN)  # like nohup or a batch job
     try:
         assert number not in active_stop_signals()
     finally:
-        signal.signal(number, before)
+        signal.signal(number, previous_handler)
 
 
 @posix
@@ -63,4 +63,4 @@ def test_process_started_while_signals_are_blocked_survives_them(number: signal.
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.send_signal(number)
     assert child.communicate(b"alive") == (b"alive", None) and child.returncode == 0
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the signals of this process are unblocked again"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the signals of this process must be unblocked again"

@@ -70,7 +70,7 @@ def test_job_with_signal_stops_mmfw_once_is_requeued_and_resumes(user_dir: Path,
     with cluster.start_job(*ARGUMENTS, restarts=1) as job:
         assert job.wait() == 0
     assert cluster.read_lines("calls") == [FIRST_CALL, RESUME_CALL]
-    assert cluster.scontrol_calls() == ["requeue 7"], "only once"
+    assert cluster.scontrol_calls() == ["requeue 7"], "the job must be requeued only once"
 
 
 def test_job_is_not_requeued_if_mmfw_cannot_save(user_dir: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ALLOWED_SKIP_REASONS, SKIP_REASONS_ALLOWED_WITHOUT_TORCH
 from tests.worlds import message_log
 from tests.worlds.mlflow_server import kill_when_unused, requires_mlflow_server
 from tests.worlds.tools import requires_tool
@@ -143,3 +146,18 @@ def test_shared_server_ends_when_its_last_user_is_killed(tmp_path: Path) -> None
         user.kill()
         assert server.wait(timeout=30) == -signal.SIGKILL
     assert not address.exists()
+
+
+def _iter_skip_reasons(path: Path) -> Iterator[str]:
+    """Yield the strings in the calls of a file that skip tests."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(("skip", "skipif", "importorskip")):
+            for node in ast.walk(call):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+@pytest.mark.parametrize("allowed_reason", [*ALLOWED_SKIP_REASONS, *SKIP_REASONS_ALLOWED_WITHOUT_TORCH])
+def test_allowed_skip_reason_is_the_reason_of_a_test(allowed_reason: str) -> None:
+    paths = (ROOT / "tests").rglob("*.py")
+    assert any(allowed_reason in reason for path in paths for reason in _iter_skip_reasons(path))

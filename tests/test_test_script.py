@@ -33,7 +33,7 @@ Venv("unused", []).run_until_exit("python", sys.argv[1])
 
 
 @pytest.fixture
-def test_script() -> ModuleType:
+def test_py() -> ModuleType:
     """Return ``scripts/test.py`` as a module."""
     return load_script("test")
 
@@ -42,9 +42,9 @@ def test_script() -> ModuleType:
     "arguments",
     ["--windows --lowest", "--no-torch --lowest", "--no-torch --mmf github", "--setup-only -x", "--only ruff -x"],
 )
-def test_conflicting_options_are_refused(test_script: ModuleType, arguments: str) -> None:
+def test_conflicting_options_are_refused(test_py: ModuleType, arguments: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        test_script.main(arguments.split())
+        test_py.main(arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_conflicting_options_are_refused(test_script: ModuleType, arguments: str
     ],
 )
 def test_tier_and_marks_select_tests_in_fake_environment(
-    test_script: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: str, marks: str | None
+    test_py: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: str, marks: str | None
 ) -> None:
     commands: list[tuple[str, ...]] = []
 
@@ -78,10 +78,10 @@ def test_tier_and_marks_select_tests_in_fake_environment(
             commands.append(command)
             return 0
 
-    monkeypatch.setattr(test_script, "Venv", FakeVenv)
-    monkeypatch.setattr(test_script.shutil, "which", lambda _: None)
-    monkeypatch.setattr(test_script.signal, "signal", lambda *_: None)
-    assert test_script.main([*arguments.split(), "--only", "pytest"]) == 0
+    monkeypatch.setattr(test_py, "Venv", FakeVenv)
+    monkeypatch.setattr(test_py.shutil, "which", lambda _: None)
+    monkeypatch.setattr(test_py.signal, "signal", lambda *_: None)
+    assert test_py.main([*arguments.split(), "--only", "pytest"]) == 0
     [command] = commands
     passed_marks = command[command.index("-m", 2) + 1] if "-m" in command[2:] else None
     assert passed_marks == marks

@@ -53,7 +53,7 @@ GUARANTEES = {
     "the weights": "test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights",
     "the best score": "test_resumed_run_remembers_its_best_checkpoint",
     "the settings": "test_resumed_run_keeps_its_request",
-    "the state of the random generators": ("test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights"),
+    "the state of the random generators": "test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights",
     "the order of the rows": "test_row_order_continues_within_an_epoch_with_other_batch_sizes",
     "CUDA ran out in a forward or backward pass": "test_micro_batch_is_reduced_until_it_fits",
     "CUDA ran out in a validation": "test_out_of_memory_in_validation_reduces_only_evaluation_batch",
@@ -62,7 +62,7 @@ GUARANTEES = {
     "too many files were open": "test_outcome_of_errors",
     "a disk, a quota or the size of a file": "test_disk_that_fills_up_while_writing_leaves_only_the_old_file",
     "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
-    "a loss or a weight that is not a number": ("test_nan_loss_stops_run_before_it_reaches_weights"),
+    "a loss or a weight that is not a number": "test_nan_loss_stops_run_before_it_reaches_weights",
     "anything else": "test_each_outcome_has_its_exit_code_and_names_the_log",
 }
 

@@ -15,7 +15,7 @@ import pytest
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile_archives
 from tests.worlds.memes import PASSWORD, dataset_files, image, make_encrypted_zip, without_images, write_tree
-from tests.worlds.odd_names import ODD_NAMES
+from tests.worlds.special_names import SPECIAL_NAMES
 from tests.worlds.tools import MmfwRunner, requires_tool, run_unprivileged, split_command
 
 
@@ -45,7 +45,7 @@ def test_output_is_a_table_with_the_next_step_or_json(archive: Path, data_dir: P
     assert again["target"] == str(MmfPaths.resolve(data_dir).dataset.root)
 
 
-@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("name", SPECIAL_NAMES, ids=ascii)
 def test_folder_may_have_any_name(name: str, tmp_path: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()

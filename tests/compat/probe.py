@@ -21,8 +21,8 @@ from typing import Any
 from mmf_win import compat
 from mmf_win.compat import mmf_data
 from mmf_win.compat.patch import read_source
-from tests.features.test_safe_pickle import UnusualObject
 from tests.worlds import feature_files
+from tests.worlds.pickles import UnusualObject
 from tests.worlds.tiny_mmf import BOX_COUNT, WORDS, TinyWorld
 
 
@@ -130,13 +130,13 @@ def encode_small_batches(root: Path, world: TinyWorld) -> Any:
 
     shapes: dict[int, Any] = {}
     for rows in (1, 2):
-        words = torch.ones(rows, 4, dtype=torch.long)
+        token_ids = torch.ones(rows, 4, dtype=torch.long)
         image = torch.ones(rows, 1, 5)
-        both = create_bare_model(FusionBase, text=TextEncoder(), modal=nn.Identity())(words, image)
+        fusion_outputs = create_bare_model(FusionBase, text=TextEncoder(), modal=nn.Identity())(token_ids, image)
         shapes[rows] = {
-            "text": list(create_bare_model(UnimodalBase, encoder=TextEncoder())(words).shape),
+            "text": list(create_bare_model(UnimodalBase, encoder=TextEncoder())(token_ids).shape),
             "image": list(create_bare_model(UnimodalBase, encoder=nn.Identity())(image).shape),
-            "both": [list(output.shape) for output in both],
+            "both": [list(output.shape) for output in fusion_outputs],
         }
     return shapes
 
@@ -224,8 +224,8 @@ def measure_random_vectors(root: Path, world: TinyWorld) -> Any:
     """Return the mean and the standard deviation of the vectors of a random vocabulary."""
     from mmf.utils.vocab import Vocab
 
-    words = world.data / "vocabs" / "vocabulary_100k.txt"
-    vectors = Vocab(type="random", vocab_file=str(words), embedding_dim=300).get_vectors()
+    vocabulary = world.data / "vocabs" / "vocabulary_100k.txt"
+    vectors = Vocab(type="random", vocab_file=str(vocabulary), embedding_dim=300).get_vectors()
     return [float(vectors.mean()), float(vectors.std())]
 
 

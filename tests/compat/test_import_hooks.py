@@ -100,18 +100,18 @@ class TestEdits:
 
 class TestAfterImport:
     def test_functions_are_called_in_order_after_import(self, package: Path) -> None:
-        seen: list[object] = []
-        patch.call_after_import("madeup.work", lambda module: seen.append(module.WORD))
-        patch.call_after_import("madeup.work", lambda module: seen.append("second"))
-        assert seen == []
+        calls: list[object] = []
+        patch.call_after_import("madeup.work", lambda module: calls.append(module.WORD))
+        patch.call_after_import("madeup.work", lambda module: calls.append("second"))
+        assert calls == []
         import_now("madeup.work")
-        assert seen == ["café", "second"]
+        assert calls == ["café", "second"]
 
     def test_function_is_called_at_once_for_imported_module(self, package: Path) -> None:
         module = import_now("madeup.work")
-        seen: list[ModuleType] = []
-        patch.call_after_import("madeup.work", seen.append)
-        assert seen == [module]
+        modules: list[ModuleType] = []
+        patch.call_after_import("madeup.work", modules.append)
+        assert modules == [module]
 
     def test_function_runs_after_edits_and_source_stays_readable(self, package: Path) -> None:
         apply_edit(package, Edit("madeup.work", "return 41", "return 42"))

@@ -27,9 +27,9 @@ def test_every_patch_describes_its_problem(patch: Patch) -> None:
     assert patch.mmf_versions <= set(VERSION_SPECIFIC_KEYS)
     assert patch.mmf_versions
     assert patch.library
-    assert len(patch.problem) > 30, "a sentence that says what breaks and where"
-    assert len(patch.problem) < 110, "it fits in one line of a table"
-    assert all(edit.old.count("\n") == edit.new.count("\n") for edit in patch.edits), "edits keep the line count"
+    assert len(patch.problem) > 30, "the problem must be a sentence that names what fails and when"
+    assert len(patch.problem) < 110, "the problem must fit in one line of a table"
+    assert all(edit.old.count("\n") == edit.new.count("\n") for edit in patch.edits), "edits must keep the line count"
 
 
 def test_table_contains_every_patch_once() -> None:

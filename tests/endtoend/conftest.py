@@ -6,8 +6,12 @@ import json
 import math
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +24,14 @@ from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs import attempts, micro_batch_store, user_code
 from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import list_runs
 from tests.worlds import fork_server, tiny_mmf
 from tests.worlds.message_log import record_messages
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 SetFaults = Callable[..., None]
+INTERRUPTED_EXIT_CODE = 130
+CTRL_C = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -123,13 +130,13 @@ class Tool:
         """Return the folder of the runs."""
         return self.folder / "сохранено 保存"
 
-    def preset(self, name: str, **changes: Any) -> str:
+    def write_preset(self, name: str, **changes: Any) -> str:
         """Write a preset for one of the tiny recipes and return its path."""
         recipe = self._recipe(name)
         values = {
             "model": recipe.model,
             "config": recipe.config,
-            "settings": self.settings(name),
+            "settings": self.recipe_settings(name),
             "offline": True,  # MMF's default is to download
             **changes,
         }
@@ -137,7 +144,7 @@ class Tool:
         path.write_text(json.dumps(values), encoding="utf-8")
         return str(path)
 
-    def settings(self, name: str) -> dict[str, Any]:
+    def recipe_settings(self, name: str) -> dict[str, Any]:
         """Return the settings of one of the tiny recipes."""
         return {**self._recipe(name).settings, "training": {"batch_size": 4, "num_workers": 0}}
 
@@ -145,8 +152,8 @@ class Tool:
         """Return the settings of a ViLBERT or Visual BERT without dropout."""
         parts = ("", "v_") if name == "vilbert" else ("",)
         names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-        settings = self.settings(name)
-        settings["model_config"][name] |= {f"{part}{each}": 0.0 for part in parts for each in names}
+        settings = self.recipe_settings(name)
+        settings["model_config"][name] |= {f"{part}{setting}": 0.0 for part in parts for setting in names}
         return settings
 
     def run_for_exit_code(self, *arguments: str) -> int:
@@ -174,7 +181,7 @@ class Tool:
         with file_lock(trained.with_suffix(".lock"), timeout=math.inf):
             if not trained.exists():
                 options = ("--updates", "1", "--seed", str(seed), "--name", trained.name)
-                new_run = self.train(self.preset(name), *options)
+                new_run = self.train(self.write_preset(name), *options)
                 unfinished = trained.with_suffix(".unfinished")
                 shutil.rmtree(unfinished, ignore_errors=True)
                 shutil.copytree(new_run.path, unfinished)
@@ -200,6 +207,70 @@ class Tool:
         paths = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))
         logs = sorted(paths, key=lambda log: log.stat().st_mtime)
         return logs[-1].read_text(encoding="utf-8")[-4000:] if logs else ""
+
+
+class RunningCommand:
+    """Process of an ``mmfw`` command that is running.
+
+    Attributes:
+        process: The process.
+        output: What was read of its stderr so far.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], tool: Tool) -> None:
+        self.process = process
+        self._tool = tool
+        self.output = ""
+
+    def wait_for_event(self, kind: str) -> Run:
+        """Wait until a run has recorded an event of this kind, and return the run."""
+        runs: list[Run] = self.wait_until(
+            lambda: [r for r in list_runs(self._tool.save_dir) if read_events_of_kind(r, kind)]
+        )
+        return runs[0]
+
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until the condition returns a true value, and return it; fail if the command ends."""
+        while not (value := condition()):
+            assert self.process.poll() is None, "the command must not end before"
+            time.sleep(0.02)
+        return value
+
+    def wait_for_exit(self) -> int:
+        """Read stderr to its end and return the exit code."""
+        assert self.process.stderr is not None
+        self.output += self.process.stderr.read()
+        return self.process.wait()
+
+    def wait_for_output(self, text: str) -> None:
+        """Read stderr until it contains a text."""
+        assert self.process.stderr is not None
+        while text not in self.output:
+            line = self.process.stderr.readline()
+            assert line, f"{text!r} is not in {self.output!r}"
+            self.output += line
+
+
+@contextmanager
+def start_command(tool: Tool, *arguments: str) -> Iterator[RunningCommand]:
+    """Start ``mmfw`` with these arguments; kill it at the end."""
+    folders = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    command_line = [sys.executable, "-m", "mmf_win", *arguments, *folders]
+    group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
+    environ = {**os.environ, "PYTHONUTF8": "1"}  # stderr is read as UTF-8
+    with subprocess.Popen(
+        command_line, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group, env=environ
+    ) as process:
+        try:
+            yield RunningCommand(process, tool)
+        finally:
+            process.kill()
+
+
+def endless_training(tool: Tool, workers: int = 0) -> list[str]:
+    """Return the arguments of a training that only a signal ends."""
+    overrides = ("training.log_interval=1", f"training.num_workers={workers}")
+    return ["train", tool.write_preset("vilbert"), "--updates", "100000", *overrides]
 
 
 @pytest.fixture

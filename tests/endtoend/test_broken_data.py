@@ -53,7 +53,7 @@ def test_damaged_image_is_reported_with_its_meme_and_row(
     trained_run = tool.get_trained_run("image")
     path, meme = damage_image(tool_copy, "train", 3, problem)
     options = ("--updates", "4", f"training.num_workers={workers}")
-    assert tool_copy.run_for_exit_code("train", tool_copy.preset("image"), *options) == 3
+    assert tool_copy.run_for_exit_code("train", tool_copy.write_preset("image"), *options) == 3
     location = f"meme {meme} in row 4 of {annotation_file(tool_copy, 'train')}"
     assert path in tool_copy.errors and location in tool_copy.errors
     assert problem in tool_copy.errors and "convert that folder again" in tool_copy.errors
@@ -69,7 +69,7 @@ def test_damaged_image_is_reported_with_its_meme_and_row(
 def test_check_reports_a_damaged_image_without_a_traceback(tool_copy: Tool) -> None:
     for row in range(len(read_rows(annotation_file(tool_copy, "train")))):
         damage_image(tool_copy, "train", row)
-    assert tool_copy.run_for_exit_code("check", tool_copy.preset("image")) == 3
+    assert tool_copy.run_for_exit_code("check", tool_copy.write_preset("image")) == 3
     assert ".png: image cannot be read (" in tool_copy.errors and "meme " in tool_copy.errors
     assert "convert that folder again" in tool_copy.errors
     assert "Traceback" not in tool_copy.errors and 'File "' not in tool_copy.errors
@@ -81,15 +81,14 @@ def test_file_that_is_not_an_image_is_reported_before_a_run_or_excluded(tool: To
         path = tool_copy.world.dataset / "images" / read_rows(annotation_file(tool_copy, split))[row]["img"]
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     for command in ("check", "train"):
-        assert tool_copy.run_for_exit_code(command, tool_copy.preset("image")) == 3
+        assert tool_copy.run_for_exit_code(command, tool_copy.write_preset("image")) == 3
         assert "images are missing or cannot be used: train 1 of " in tool_copy.errors
         assert "git lfs pull" in tool_copy.errors and "--allow-missing" in tool_copy.errors
         assert "Traceback" not in tool_copy.errors
     assert tool_copy.run_for_exit_code("predict", trained_run.id) == 3
     assert "image cannot be read (" in tool_copy.errors and "row 2 of " in tool_copy.errors
-    assert tool_copy.run_for_exit_code("train", tool_copy.preset("image"), "--updates", "2", "--allow-missing") == 0, (
-        tool_copy.errors
-    )
+    train_command = ("train", tool_copy.write_preset("image"), "--updates", "2", "--allow-missing")
+    assert tool_copy.run_for_exit_code(*train_command) == 0, tool_copy.errors
 
 
 class FolderMaker:
@@ -120,7 +119,7 @@ def test_hostile_or_damaged_feature_record_is_reported_and_stops_the_run(
         record, message = b"\x80\x04cut", "damaged: record {}: cannot be read"
         if workers:
             record, message = pickle.dumps([1, 2]), "damaged: record {}: has no features"
-    train_command = ("train", tool_copy.preset("regions"), "--updates", "4")
+    train_command = ("train", tool_copy.write_preset("regions"), "--updates", "4")
     for split, command in (("train", train_command), ("test_unseen", ("predict", trained_run.id))):
         name = Path(read_rows(annotation_file(tool_copy, split))[0]["img"]).stem
         with (
@@ -144,7 +143,7 @@ def test_image_damaged_in_the_archive_is_replaced_by_following_the_hint(tool_cop
     for part in ("annotations", "images"):
         (tool_copy.world.dataset / part).rename(unpacked / part)
     path = unpacked / Path(damaged_image).relative_to(tool_copy.world.dataset)
-    preset = tool_copy.preset("image")
+    preset = tool_copy.write_preset("image")
 
     def convert(*options: str) -> int:
         return main(["convert", "--zip", str(unpacked), "--data-dir", str(tool_copy.world.data), *options])
@@ -179,7 +178,8 @@ def test_annotations_in_the_formats_of_other_programs_are_read(tool_copy: Tool) 
     test.write_text("".join(json.dumps(row) + "\n" for row in partly_labelled), encoding="utf-8")
     assert [row.img for row in read_annotations(train)] == [row.img for row in expected_rows[train]]
 
-    assert tool_copy("train", tool_copy.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
+    preset = tool_copy.write_preset("vilbert")
+    assert tool_copy("train", preset, "--epochs", "1", "training.batch_size=7")["updates"] == 2
     predicted = tool_copy("predict")
     assert predicted_ids(predicted) == [str(row.id) for row in expected_rows[test]]
     assert predicted["auroc"] is None
@@ -189,6 +189,6 @@ def test_training_row_without_label_is_refused(tool_copy: Tool) -> None:
     train = annotation_file(tool_copy, "train")
     partly_labelled = [row | ({"label": None} if n == 2 else {}) for n, row in enumerate(read_rows(train))]
     train.write_text("".join(json.dumps(row) + "\n" for row in partly_labelled), encoding="utf-8")
-    assert tool_copy.run_for_exit_code("train", tool_copy.preset("vilbert"), "--updates", "1") == 3
+    assert tool_copy.run_for_exit_code("train", tool_copy.write_preset("vilbert"), "--updates", "1") == 3
     assert f"{train}:3" in tool_copy.errors
     assert not tool_copy.save_dir.exists()

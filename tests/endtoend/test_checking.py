@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
-from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, start_command
+from tests.endtoend.conftest import CTRL_C, INTERRUPTED_EXIT_CODE, SetFaults, Tool, read_events_of_kind, start_command
 from tests.endtoend.test_user_code import guide  # noqa: F401 - a fixture
 from tests.worlds import tiny_mmf
 from tests.worlds.tools import requires_console_events
@@ -64,7 +63,7 @@ class Planted(BaseModel):
         return {"scores": scores}
 """
 
-# Checks a new model for each of `faults` in one worker, and writes the findings to found.json.
+# Checks a new model for each of `faults` in one worker, and writes the findings to findings.json.
 CHECK_EACH_FAULT = """
 import contextlib, json, types
 from pathlib import Path
@@ -72,19 +71,19 @@ from mmf.utils.build import build_model, build_optimizer
 from mmf_win.worker.tasks import check as checks
 
 def check_each(observer, trainer, limit, check=checks.run_checks):
-    config, found = trainer.config.model_config.planted, {}
+    config, findings = trainer.config.model_config.planted, {}
     for fault in config.faults:
         config.fault = fault
         trainer.model = build_model(config)
         trainer.optimizer = build_optimizer(trainer.model, trainer.config)
         checks._MAX_CHECK_SECONDS = 0 if fault == "no time" else 60
-        found[fault] = events = []
+        findings[fault] = events = []
         def record(kind, **values):
             events.append(values)
         recorder = types.SimpleNamespace(loaded_tensors=set(), write_event=record, heartbeat=observer.heartbeat)
         with contextlib.suppress(checks.ChecksFinished):
             check(recorder, trainer, limit)
-    Path(__file__).with_name("found.json").write_text(json.dumps(found), encoding="utf-8")
+    Path(__file__).with_name("findings.json").write_text(json.dumps(findings), encoding="utf-8")
     raise checks.ChecksFinished
 
 checks.run_checks = check_each
@@ -125,10 +124,10 @@ def write_faulty_preset(tool: Tool, fault: str | None, code: str = FAULTY_MODEL)
     folder.mkdir(exist_ok=True)
     (folder / "__init__.py").write_text(code, encoding="utf-8")
     model = {"fault": fault, "faults": [*FAULTS], "losses": ["cross_entropy"]}
-    dataset = tool.settings("mmbt")["dataset_config"]
+    dataset = tool.recipe_settings("mmbt")["dataset_config"]
     settings = {"env": {"user_dir": str(folder)}, "model_config": {"planted": model}, "dataset_config": dataset}
     settings |= {"training": {"batch_size": 4, "num_workers": 0}, "optimizer": {"params": {"lr": 1e-2}}}
-    return tool.preset("mmbt", model="planted", settings=settings)
+    return tool.write_preset("mmbt", model="planted", settings=settings)
 
 
 def copy_in_english(tool: Tool, name: str = "english") -> Tool:
@@ -144,7 +143,7 @@ def copy_in_english(tool: Tool, name: str = "english") -> Tool:
 
 @pytest.mark.parametrize("name", sorted(tiny_mmf.recipes()))
 def test_models_of_mmf_have_no_problems(tool: Tool, name: str) -> None:
-    result = copy_in_english(tool)("check", tool.preset(name))
+    result = copy_in_english(tool)("check", tool.write_preset(name))
     assert not list_problems(result)
     checks = [finding["check"] for finding in result["findings"]]
     assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(checks)
@@ -167,7 +166,7 @@ def test_each_planted_fault_is_found(tool: Tool, mmf_version: str) -> None:
     # Without this setting, 1.0.0rc12 does not build a model whose optimizer lacks a tensor.
     overrides = ["optimizer.allow_unused_parameters=True"] if mmf_version == "rc12" else []
     english_tool("check", preset, *overrides, "--trust")
-    findings = json.loads((tool.folder / "planted" / "found.json").read_text(encoding="utf-8"))
+    findings = json.loads((tool.folder / "planted" / "findings.json").read_text(encoding="utf-8"))
     assert {fault: match_findings(fault, findings[fault]) for fault in FAULTS} == {
         fault: [(verdict, True)] for fault, (verdict, _, _) in FAULTS.items()
     }
@@ -195,11 +194,11 @@ def test_model_without_a_fault_and_model_of_the_guide_have_no_problems(
 
 @pytest.mark.wide
 def test_unknown_words_and_truncated_texts_are_counted(tool: Tool) -> None:
-    settings = tool.settings("bert")
+    settings = tool.recipe_settings("bert")
     settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"]["max_seq_length"] = 6
     (finding,) = (
         result
-        for result in tool("check", tool.preset("bert", settings=settings))["findings"]
+        for result in tool("check", tool.write_preset("bert", settings=settings))["findings"]
         if result["check"] == "texts"
     )
     assert finding["verdict"] == "warning" and finding["advice"]
@@ -225,7 +224,7 @@ def test_meme_in_two_splits_and_odd_first_loss_are_reported_by_check_and_train(t
     (note,) = (event["text"] for event in read_events_of_kind(run, "note"))
     assert note.startswith("the first loss is ") and f"warning: {note}" in tool_copy.errors
     tool_copy.train("--resume", "last", "--updates", "3")
-    assert len(read_events_of_kind(run, "note")) == 1, "a resumed run has no first loss"
+    assert len(read_events_of_kind(run, "note")) == 1, "the resumed run must not report a first loss"
 
     copy_in_english(tool, "sound").train(write_faulty_preset(tool, None), "--updates", "2", "--seed", "1")
     assert "warning: " not in tool.errors
@@ -245,7 +244,7 @@ def test_check_does_not_change_the_run_and_writes_its_findings_to_a_new_file(too
     assert "already exists" in tool.errors
     assert tool.run_for_exit_code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
     assert "folder not found" in tool.errors
-    assert tool.run_for_exit_code("check") == 0, "warnings do not fail the command"
+    assert tool.run_for_exit_code("check") == 0, "warnings must not change the exit code"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "finding"]
     assert any(line.startswith("warning") and "texts" in line for line in table)
@@ -261,10 +260,10 @@ def test_ctrl_c_leaves_no_run_and_no_temporary_files(
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(temporary_dir))
     set_faults({"at": "forward", "do": "wait_to_be_stopped", "once": str(fault_marker)})
-    with start_command(tool, "check", tool.preset("bert")) as command:
+    with start_command(tool, "check", tool.write_preset("bert")) as command:
         command.wait_until(fault_marker.exists)
-        command.process.send_signal(_CTRL_C)
-        assert command.wait_for_exit() == _INTERRUPTED
+        command.process.send_signal(CTRL_C)
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "nothing was saved" in command.output
     assert not tool.save_dir.exists() and not [*temporary_dir.glob("mmfw-check-*")]
 
@@ -274,7 +273,7 @@ def test_too_large_learning_rate_is_not_blamed_on_the_model(tool: Tool) -> None:
     result = copy_in_english(tool)("check", write_faulty_preset(tool, None), "--trust", "optimizer.params.lr=1e30")
     (finding,) = (candidate for candidate in result["findings"] if candidate["check"] == "one batch")
     assert finding["verdict"] == "note" and "at the run's learning rate of 1e+30" in finding["text"]
-    assert "too large" in finding["advice"]
+    assert "reduce the rate" in finding["advice"]
     assert not list_problems(result)
 
 
@@ -312,7 +311,7 @@ def test_model_that_cannot_be_built_is_reported_with_the_end_of_its_output(tool:
 @pytest.mark.wide
 def test_share_of_the_model_set_by_a_weights_file_is_reported(tool: Tool) -> None:
     weights = tool.get_trained_run("visual_bert", run="source").checkpoints / "current.ckpt"
-    preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
+    preset = tool.write_preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
     overrides = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     findings = {finding["check"]: finding for finding in copy_in_english(tool)("check", preset, *overrides)["findings"]}
     assert findings["weights"]["verdict"] == "note"

@@ -39,7 +39,7 @@ def read_progress(run: Run, name: str) -> CheckpointProgress:
 
 
 def test_each_save_is_written_once_and_old_checkpoints_are_removed(tool: Tool) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "4")
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "4")
     assert list_files(run) == {
         "best.ckpt",
         "current.ckpt",
@@ -70,7 +70,7 @@ def test_each_save_is_written_once_and_old_checkpoints_are_removed(tool: Tool) -
 
 def test_resumed_run_remembers_its_best_checkpoint(tool: Tool) -> None:
     options = ("--updates", "2", "--batch-size", "7", *NO_LEARNING)
-    run = tool.train(tool.preset("vilbert"), *options)
+    run = tool.train(tool.write_preset("vilbert"), *options)
     assert read_progress(run, "current.ckpt").best_update == 1
     assert (run.checkpoints / "best.ckpt").samefile(run.checkpoints / "models" / "model_1.ckpt")
     tool("train", "--resume", "best", "--updates", "4", "training.early_stop.patience=2")
@@ -84,7 +84,7 @@ def test_resumed_run_remembers_its_best_checkpoint(tool: Tool) -> None:
 
 
 def test_scores_name_their_checkpoints_by_the_hashes_recorded_at_each_save(tool: Tool) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "2", *NO_LEARNING)
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "2", *NO_LEARNING)
     hashes = {name: file_digest(run.checkpoints / f"{name}.ckpt").hex() for name in ("best", "current")}
     saves = [(e["update"], e["best"], e["sha256"]) for e in read_events_of_kind(run, "checkpoint")]
     assert (1, True, hashes["best"]) in saves and saves[-1] == (2, False, hashes["current"])
@@ -99,7 +99,7 @@ def test_scores_name_their_checkpoints_by_the_hashes_recorded_at_each_save(tool:
 def test_run_that_stopped_early_names_its_update_and_resumes_only_as_hinted(tool: Tool) -> None:
     options = ("training.early_stop.enabled=True", "training.early_stop.patience=2", *NO_LEARNING)
     intervals = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
-    result = tool("train", tool.preset("vilbert"), "--updates", "12", *options, *intervals)
+    result = tool("train", tool.write_preset("vilbert"), "--updates", "12", *options, *intervals)
     assert (result["updates"], result["max_updates"]) == (6, 12)
     assert [validation["update"] for validation in tool("runs", "show")["validations"]] == [2, 4, 6]
     assert tool.run_for_exit_code("train", "--resume", "last") == 2
@@ -112,7 +112,7 @@ def test_run_that_stopped_early_names_its_update_and_resumes_only_as_hinted(tool
 
 
 def test_run_started_from_the_checkpoint_of_another_run_has_its_own_best(tool: Tool) -> None:
-    old_run = tool.train(tool.preset("vilbert"), "--updates", "3", *NO_LEARNING)
+    old_run = tool.train(tool.write_preset("vilbert"), "--updates", "3", *NO_LEARNING)
     start = str(old_run.checkpoints / "current.ckpt")
     new_run = tool.train("--resume", start, "--updates", "5")
     assert new_run.path != old_run.path and new_run.request().start == start and start_updates(new_run) == [3]
@@ -132,7 +132,7 @@ def test_run_started_from_the_checkpoint_of_another_run_has_its_own_best(tool: T
 def test_checkpoint_set_aside_by_resume_from_best_is_kept_until_the_run_is_further(
     tool: Tool, set_faults: SetFaults
 ) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "4", *NO_LEARNING)
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "4", *NO_LEARNING)
     set_aside = run.checkpoints / "models" / "model_4_aside_1.ckpt"
     digest = file_digest(run.checkpoints / "current.ckpt")
     set_faults({"at": "stepped", "do": "stop", "update": 3})
@@ -146,7 +146,7 @@ def test_checkpoint_set_aside_by_resume_from_best_is_kept_until_the_run_is_furth
         hostile_archives.truncate_file(run.checkpoints / name)
     set_faults()
     tool("train", "--resume", "last", "--updates", "4")
-    assert start_updates(run) == [0, 1, 1], "must not start from the checkpoint that was set aside"
+    assert start_updates(run) == [0, 1, 1], "the run must not start from the checkpoint that was set aside"
     assert read_progress(run, "current.ckpt").update == 4 and file_digest(set_aside) == digest
     tool("train", "--resume", "last", "--updates", "5")
     assert {name for name in list_files(run) if name.startswith("models")} == {
@@ -156,7 +156,7 @@ def test_checkpoint_set_aside_by_resume_from_best_is_kept_until_the_run_is_furth
 
 @pytest.mark.wide
 def test_checkpoint_set_aside_by_resume_from_best_survives_the_next_such_resume(tool: Tool) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "5", *NO_LEARNING)
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "5", *NO_LEARNING)
     digests = {}
     for update, updates in ((5, 4), (4, 3)):
         set_aside = run.checkpoints / "models" / f"model_{update}_aside_1.ckpt"
@@ -169,7 +169,7 @@ def test_checkpoint_set_aside_by_resume_from_best_survives_the_next_such_resume(
 @pytest.mark.wide
 def test_best_checkpoint_of_another_run_is_reported_and_not_resumed(tool: Tool) -> None:
     other_run = tool.get_trained_run("vilbert", run="b")
-    run = tool.train(tool.preset("vilbert"), "--updates", "2", *NO_LEARNING)
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "2", *NO_LEARNING)
     best, first_checkpoint = run.checkpoints / "best.ckpt", run.checkpoints / "models" / "model_1.ckpt"
     best.unlink()
     shutil.copyfile(other_run.checkpoints / "best.ckpt", best)
@@ -191,7 +191,7 @@ def test_best_checkpoint_of_another_run_is_reported_and_not_resumed(tool: Tool) 
 
 
 def test_run_copied_during_training_is_intact_and_resumes(tool: Tool, tmp_path: Path) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "3", *NO_LEARNING)
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "3", *NO_LEARNING)
     copy = Run(shutil.copytree(run.path, tmp_path / "backup" / Path(*run.path.parts[-2:])))
     lines = copy.events.read_bytes().splitlines(keepends=True)
     line_count = next(n for n, line in enumerate(lines) if b'"saving"' in line and b'"update": 2' in line)
@@ -206,7 +206,7 @@ def test_run_copied_during_training_is_intact_and_resumes(tool: Tool, tmp_path: 
 
 
 def test_resume_refuses_another_seed(tool: Tool) -> None:
-    run = tool.train(tool.preset("bert"), "--updates", "1", "--seed", "1")
+    run = tool.train(tool.write_preset("bert"), "--updates", "1", "--seed", "1")
     for checkpoint in ("last", str(run.checkpoints / "current.ckpt")):
         for seed_arguments in (("--seed", "2"), ("training.seed=2",)):
             assert tool.run_for_exit_code("train", "--resume", checkpoint, "--updates", "2", *seed_arguments) == 2
@@ -216,7 +216,7 @@ def test_resume_refuses_another_seed(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_weights_of_an_unreadable_run_start_a_new_run_as_hinted(tool: Tool) -> None:
-    preset = tool.preset("vilbert")
+    preset = tool.write_preset("vilbert")
     run = tool.train(preset, "--updates", "1")
     run.request_file.write_text("{}", encoding="utf-8")
     assert tool.run_for_exit_code("train", "--resume", str(run.path)) == 3
@@ -227,7 +227,7 @@ def test_weights_of_an_unreadable_run_start_a_new_run_as_hinted(tool: Tool) -> N
 @pytest.mark.wide
 def test_run_with_a_damaged_checkpoint_continues_as_hinted(tool: Tool) -> None:
     options = ("--name", "a", "--updates", "2", *NO_LEARNING)
-    run = tool.train(tool.preset("vilbert"), *options)
+    run = tool.train(tool.write_preset("vilbert"), *options)
     tool.get_trained_run("vilbert", run="b")  # possibly a copy of a run that was trained earlier
     run.save_request(replace(run.request(), created=1.0))
     hostile_archives.truncate_file(run.checkpoints / "current.ckpt")
@@ -242,13 +242,13 @@ def test_run_with_a_damaged_checkpoint_continues_as_hinted(tool: Tool) -> None:
     hostile_archives.truncate_file(run.checkpoints / "best.ckpt")
     assert tool.run_for_exit_code("verify", "runs") == 3
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
-    assert command.startswith(f"predict {run.id} "), "the intact checkpoint is of the last update"
+    assert command.startswith(f"predict {run.id} "), "the hint must name this run"
     assert main(split_command(command)) == 0
 
 
 def test_full_disk_stops_the_run_and_leaves_its_last_checkpoint_intact(tool: Tool, small_disk: Path) -> None:
     save_options = ("--save-dir", str(small_disk))
-    command = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), *save_options)
+    command = ("train", tool.write_preset("vilbert"), "--data-dir", str(tool.world.data), *save_options)
     assert main([*command, "--updates", "2"]) == 0
     run = Run(next(small_disk.glob("*/*")))
     before = list_files(run)
@@ -269,7 +269,8 @@ def test_disk_filled_to_its_last_byte_is_reported_and_listed_as_the_reason(
 ) -> None:
     ballast, save_options = small_disk / "ballast", ("--save-dir", str(small_disk))
     set_faults({"at": "stepped", "do": "fill_disk", "update": 3, "file": str(ballast)})
-    command = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), "--updates", "4", *save_options)
+    preset, data_dir = tool.write_preset("vilbert"), str(tool.world.data)
+    command = ("train", preset, "--data-dir", data_dir, "--updates", "4", *save_options)
     assert main([*command, "training.log_interval=1", "training.checkpoint_interval=1"]) == 5
     errors = tool.read_output()[1]
     assert "a checkpoint needs" in errors and "0 B are free" in errors and "exit.json" not in errors
@@ -290,7 +291,7 @@ def test_checkpoint_above_the_file_size_limit_leaves_the_last_one_intact(tool: T
     """Report the system's error, not the one that torch raises after it; quotas and full disks end in the same way."""
     set_faults({"at": "step", "do": "limit_files", "update": 2, "bytes": 300_000})
     options = ("--updates", "3", "training.checkpoint_interval=1", "training.evaluation_interval=3")
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *options) == 5
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), *options) == 5
     run = Run(next(tool.save_dir.glob("*/*")))
     assert str(run.checkpoints) in tool.errors and "ulimit -f" in tool.errors
     assert "enforce fail" not in tool.errors
@@ -303,7 +304,7 @@ def test_checkpoint_above_the_file_size_limit_leaves_the_last_one_intact(tool: T
 def test_run_killed_during_a_save_resumes_from_the_previous_save(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "writing", "do": "kill", "update": 3})
     options = ("--updates", "4", "training.checkpoint_interval=1", "training.evaluation_interval=4")
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *options) != 0
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), *options) != 0
     run = Run(next(tool.save_dir.glob("*/*")))
     assert list((run.checkpoints / "models").glob("model_3.ckpt.*.part"))
     assert read_progress(run, "current.ckpt").update == 2
@@ -315,9 +316,8 @@ def test_run_killed_during_a_save_resumes_from_the_previous_save(tool: Tool, set
 
 def test_resume_skips_a_truncated_checkpoint(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "saved", "do": "truncate", "update": 2}, {"at": "step", "do": "memory_error", "update": 3})
-    assert (
-        tool.run_for_exit_code("train", tool.preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1") == 5
-    )
+    command = ("train", tool.write_preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1")
+    assert tool.run_for_exit_code(*command) == 5
     assert tool("runs")[0]["updates"] == 2
     set_faults({"at": "step", "do": "memory_error", "update": 4})
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "4") == 5

@@ -22,7 +22,7 @@ INVALID_VALUES = (
 )
 VALID_VALUES = ("unfreeze=0", "projection_dim=1", "num_layers=0", "fusion=align", "dropout=[0,0.5,1]")
 
-# Writes the error message for each value of values.json to said.json, in one worker.
+# Writes the error message for each value of values.json to messages.json, in one worker.
 CHECK_EACH_VALUE = """
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 from mmf_win.errors import UsageError
 from mmf_win.worker.models import clip
 
-def said_of(config, value):
+def find_message(config, value):
     try:
         changes = OmegaConf.from_dotlist([value])
         clip._require_valid_config(OmegaConf.merge(config, {"fusion": "concat"}, changes))
@@ -40,8 +40,8 @@ def said_of(config, value):
 
 def build(self, build=clip.Clip.build):
     values = json.loads(Path(__file__).with_name("values.json").read_text(encoding="utf-8"))
-    said = [said_of(self.config, value) for value in values]
-    Path(__file__).with_name("said.json").write_text(json.dumps(said), encoding="utf-8")
+    messages = [find_message(self.config, value) for value in values]
+    Path(__file__).with_name("messages.json").write_text(json.dumps(messages), encoding="utf-8")
     build(self)
 
 clip.Clip.build = build
@@ -65,7 +65,7 @@ def test_training_results_are_the_same_with_any_cache_and_after_a_stop(
     uncached_tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMF_CACHE_DIR", str(uncached_tool.world.cache))
-    preset = uncached_tool.preset("clip")
+    preset = uncached_tool.write_preset("clip")
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
     uncached_run = uncached_tool.train(preset, "--name", "without", *TRAIN_OPTIONS)
     assert list_cached_outputs(uncached_tool) == []
@@ -112,7 +112,7 @@ def test_only_the_unfrozen_last_layers_of_the_towers_are_trained(tool: Tool, unf
     from safetensors.torch import load_file
 
     overrides = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")
-    run = tool.train(tool.preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *overrides)
+    run = tool.train(tool.write_preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *overrides)
     before, after = load_file(tool.world.clip / "model.safetensors"), load_checkpoint(run)["model"]
     shared = {name.replace(".model.", "_model_", 1): name for name in after if ".model." in name}
     changed = set()
@@ -127,14 +127,14 @@ def test_only_the_unfrozen_last_layers_of_the_towers_are_trained(tool: Tool, unf
 
 
 def test_invalid_values_of_the_configuration_are_reported(tool: Tool) -> None:
-    folder, preset = tool.folder / "each_value", tool.preset("clip")
+    folder, preset = tool.folder / "each_value", tool.write_preset("clip")
     folder.mkdir()
     (folder / "__init__.py").write_text(CHECK_EACH_VALUE, encoding="utf-8")
     (folder / "values.json").write_text(json.dumps([*INVALID_VALUES, *VALID_VALUES]), encoding="utf-8")
     command = ("train", preset, "--updates", "1", "--trust", f"env.user_dir={folder}")
     assert tool.run_for_exit_code(*command, "model_config.clip.fusion=cross") == 2
     assert "model_config.clip.fusion cannot be 'cross'" in tool.errors
-    messages = json.loads((folder / "said.json").read_text(encoding="utf-8"))
+    messages = json.loads((folder / "messages.json").read_text(encoding="utf-8"))
     keys = [value.partition("=")[0] for value in INVALID_VALUES]
     assert [message.partition(" cannot be ")[0] for message in messages] == [
         *(f"model_config.clip.{key}" for key in keys),
@@ -157,7 +157,7 @@ def test_other_clip_has_separate_outputs_and_is_refused_if_weights_are_missing(
         ("--updates", "2", "--seed", "3", "training.log_interval=1"),
     )
     shutil.copytree(uncached_tool.world.clip, other_clip)
-    preset, override = uncached_tool.preset("clip"), f"model_config.clip.clip_model_name={other_clip}"
+    preset, override = uncached_tool.write_preset("clip"), f"model_config.clip.clip_model_name={other_clip}"
     first_run = uncached_tool.train(preset, "--name", "first", *options)
     assert logged_losses(uncached_tool.train(preset, "--name", "copied", *options, override)) == logged_losses(
         first_run

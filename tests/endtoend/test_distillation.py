@@ -10,7 +10,7 @@ import pytest
 from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.protocol import read_events
 from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, logged_losses, read_events_of_kind
-from tests.endtoend.test_memory import write_preset_without_dropout
+from tests.endtoend.test_memory import write_large_step_preset
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_student_keeps_its_teacher_after_a_resume_and_with_micro_batches(
         "training.checkpoint_interval=1",
         "scheduler.params.num_training_steps=20",
     )
-    preset = write_preset_without_dropout(tool)
+    preset = write_large_step_preset(tool)
     full_batch_run = tool.train(
         preset, "--updates", "4", *options, "--teacher", str(teacher_predictions), "--name", "whole"
     )
@@ -71,7 +71,7 @@ def test_teacher_that_predicts_the_labels_changes_neither_loss_nor_validation(
         type(row)(row.id, float(labels[row.id]), labels[row.id]) for row in read_predictions(teacher_predictions)
     ]
     write_predictions(teacher_predictions, certain_predictions)
-    arguments = (write_preset_without_dropout(tool), "--updates", "2", "--seed", "3", "training.evaluation_interval=1")
+    arguments = (write_large_step_preset(tool), "--updates", "2", "--seed", "3", "training.evaluation_interval=1")
     run_without_teacher = tool.train(*arguments, "--name", "alone")
     student = tool.train(*arguments, "--teacher", str(teacher_predictions), "--teacher-weight", "1", "--name", "taught")
     assert logged_losses(student) == pytest.approx(logged_losses(run_without_teacher), rel=1e-5)
@@ -82,18 +82,18 @@ def test_teacher_that_predicts_the_labels_changes_neither_loss_nor_validation(
 
 
 def test_teacher_is_set_by_its_option_and_not_by_an_override(tool: Tool, teacher_predictions: Path) -> None:
-    assert tool.run_for_exit_code("train", tool.preset("bert"), f"mmfw.teacher={teacher_predictions}") == 2
+    assert tool.run_for_exit_code("train", tool.write_preset("bert"), f"mmfw.teacher={teacher_predictions}") == 2
     assert "--teacher FILE" in tool.errors
-    assert tool.run_for_exit_code("train", tool.preset("bert"), "--teacher-weight", "0.5") == 2
+    assert tool.run_for_exit_code("train", tool.write_preset("bert"), "--teacher-weight", "0.5") == 2
     assert "--teacher-weight requires --teacher" in tool.errors
-    result = tool("train", tool.preset("bert"), "--teacher", str(teacher_predictions), "--dry-run")
+    result = tool("train", tool.write_preset("bert"), "--teacher", str(teacher_predictions), "--dry-run")
     assert result["training"] and not tool.save_dir.joinpath("bert").exists()
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["mmbt", "visual_bert"])
 def test_models_with_other_losses_accept_a_teacher(tool: Tool, teacher_predictions: Path, name: str) -> None:
-    arguments = (tool.preset(name), "--updates", "1", "--seed", "2", "training.log_interval=1")
+    arguments = (tool.write_preset(name), "--updates", "1", "--seed", "2", "training.log_interval=1")
     student = tool.train(*arguments, "--teacher", str(teacher_predictions), "--name", "taught")
     assert logged_losses(student) != logged_losses(tool.train(*arguments, "--name", "alone"))
 

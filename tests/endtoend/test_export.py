@@ -19,8 +19,7 @@ from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.export import exported_model
 from mmf_win.upstream import install
-from tests.endtoend.conftest import SetFaults, Tool, probabilities
-from tests.endtoend.test_stopping import start_command
+from tests.endtoend.conftest import SetFaults, Tool, probabilities, start_command
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
 onnx = pytest.importorskip("onnx", reason="could not import onnx")

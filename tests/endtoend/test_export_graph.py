@@ -44,26 +44,26 @@ SIZES = ((64, 64), (90, 21), (33, 70), (1, 5), (40, 40))  # height and width; (9
 
 
 @pytest.fixture
-def odd_tool(tool: Tool, tmp_path: Path) -> Tool:
-    """Return the tool with a copy of the world with odd texts and images of odd sizes and modes in test_unseen."""
+def tool_copy(tool: Tool, tmp_path: Path) -> Tool:
+    """Return the tool with a copy of the world; the texts, sizes and modes of test_unseen are unusual."""
     from PIL import Image
 
-    odd_tool = tool.with_world_copy("odd")
+    tool_copy = tool.with_world_copy("unusual memes")
     modes = ("RGB", "RGBA", "L", "P", "RGB")
-    for row, text, (height, width), mode in zip(read_rows(odd_tool), TEXTS, SIZES, modes, strict=True):
+    for row, text, (height, width), mode in zip(read_rows(tool_copy), TEXTS, SIZES, modes, strict=True):
         row["text"] = text
-        path = odd_tool.world.dataset / "images" / row["img"]
+        path = tool_copy.world.dataset / "images" / row["img"]
         with Image.open(path) as image:
             changed = image.resize((width, height), Image.Resampling.NEAREST).convert(mode)
         changed.save(path)
         with (tmp_path / "rows.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-    (tmp_path / "rows.jsonl").replace(odd_tool.world.dataset / "annotations" / "test_unseen.jsonl")
-    return odd_tool
+    (tmp_path / "rows.jsonl").replace(tool_copy.world.dataset / "annotations" / "test_unseen.jsonl")
+    return tool_copy
 
 
 @pytest.fixture
-def export_recipe(odd_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+def export_recipe(tool_copy: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     """Return a function that predicts with a tiny recipe, exports it to ``экспорт`` and returns the exit code."""
     folder = tmp_path / "экспорт"
     folder.mkdir()
@@ -74,9 +74,9 @@ def export_recipe(odd_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return run_worker(run, replace(request, task=task), **options)
 
     def export(name: str) -> int:
-        odd_tool.get_trained_run(name)
+        tool_copy.get_trained_run(name)
         monkeypatch.setattr(attempts, "run_worker", run_export_worker)
-        return odd_tool.run_for_exit_code("predict", name, "--no-report", "--precision", "fp32", "--json")
+        return tool_copy.run_for_exit_code("predict", name, "--no-report", "--precision", "fp32", "--json")
 
     return export
 
@@ -100,10 +100,10 @@ def build_inputs(tool: Tool, folder: Path, rows: list[dict[str, Any]]) -> dict[s
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         max_length = text["max_length"]
         token_ids = [tokenizer.encode(row["text"], add_special_tokens=False).ids[: max_length - 2] for row in rows]
-        ids = [[text["cls"], *each, text["sep"]] for each in token_ids]
+        ids = [[text["cls"], *row_ids, text["sep"]] for row_ids in token_ids]
         length = min(max_length, max(map(len, ids)) + 1)
-        inputs["input_ids"] = np.array([each + [text["pad"]] * (length - len(each)) for each in ids])
-        inputs["input_mask"] = np.array([[1] * len(each) + [0] * (length - len(each)) for each in ids])
+        inputs["input_ids"] = np.array([row_ids + [text["pad"]] * (length - len(row_ids)) for row_ids in ids])
+        inputs["input_mask"] = np.array([[1] * len(row_ids) + [0] * (length - len(row_ids)) for row_ids in ids])
     if description["image"]:
         paths = [tool.world.dataset / "images" / row["img"] for row in rows]
         images = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
@@ -120,26 +120,26 @@ def build_inputs(tool: Tool, folder: Path, rows: list[dict[str, Any]]) -> dict[s
         sizes = [(record["image_height"], record["image_width"]) for record in records]
         inputs["image_size"] = np.array(sizes, np.float32)
         inputs["max_features"] = np.array([len(record["features"]) for record in records])
-    return {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in description["inputs"]}
+    return {item["name"]: inputs[item["name"]].astype(item["dtype"]) for item in description["inputs"]}
 
 
 @pytest.mark.parametrize("name", mark_wide(MODEL_INPUTS, except_for=("vilbert",)))
-def test_graph_predicts_odd_memes_like_mmf_in_batches_of_any_size(
-    odd_tool: Tool, export_recipe: Callable[[str], int], tmp_path: Path, name: str
+def test_graph_predicts_unusual_memes_like_mmf_in_batches_of_any_size(
+    tool_copy: Tool, export_recipe: Callable[[str], int], tmp_path: Path, name: str
 ) -> None:
     import onnx
     import onnxruntime
 
-    assert export_recipe(name) == 0, odd_tool.errors + odd_tool.read_last_log()
-    folder, rows, expected = tmp_path / "экспорт", read_rows(odd_tool), probabilities(json.loads(odd_tool.output))
+    assert export_recipe(name) == 0, tool_copy.errors + tool_copy.read_last_log()
+    folder, rows, expected = tmp_path / "экспорт", read_rows(tool_copy), probabilities(json.loads(tool_copy.output))
     session = onnxruntime.InferenceSession((folder / "model.onnx").read_bytes())
-    assert {each.name for each in session.get_inputs()} == MODEL_INPUTS[name]
+    assert {model_input.name for model_input in session.get_inputs()} == MODEL_INPUTS[name]
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["not hateful", "hateful"]
 
     for size in (1, 3, 8):
         for first in range(0, len(rows), size):
             batch = [index % len(rows) for index in range(first, first + size)]
-            inputs = build_inputs(odd_tool, folder, [rows[index] for index in batch])
+            inputs = build_inputs(tool_copy, folder, [rows[index] for index in batch])
             (scores,) = session.run(["probabilities"], inputs)
             assert scores.sum(1) == pytest.approx(1, abs=1e-6)
             assert list(scores[:, 1]) == pytest.approx([expected[index] for index in batch], abs=2e-6)
@@ -154,16 +154,16 @@ def test_graph_predicts_odd_memes_like_mmf_in_batches_of_any_size(
 
     graph = onnx.shape_inference.infer_shapes(onnx.load(folder / "model.onnx")).graph
     operations = {node.op_type for node in graph.node}
-    doubles = {each.name for each in graph.value_info if each.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
+    doubles = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
     transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose"} & doubles
     factors = {name for node in graph.node if node.op_type == "MatMul" for name in node.input}
-    assert not transposed & factors, "onnxruntime before 1.26 cannot multiply transposed doubles"
+    assert not transposed & factors, "onnxruntime before 1.26 must be able to multiply them"
     assert "BatchNormalization" not in operations, "batch normalization must be folded into the convolutions"
 
 
 @pytest.mark.parametrize("name", mark_wide(["concat_bow", "cnn_lstm"], except_for=("cnn_lstm",)))
 def test_export_of_a_model_with_other_inputs_is_refused(
-    odd_tool: Tool, export_recipe: Callable[[str], int], name: str
+    tool_copy: Tool, export_recipe: Callable[[str], int], name: str
 ) -> None:
     assert export_recipe(name) == 2
-    assert f"cannot export {name} (AttributeError: Key text not found in the SampleList" in odd_tool.errors
+    assert f"cannot export {name} (AttributeError: Key text not found in the SampleList" in tool_copy.errors

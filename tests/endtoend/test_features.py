@@ -84,7 +84,7 @@ def download(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         variables |= {"MMF_CACHE_DIR": str(tool_copy.world.cache), "HF_HUB_OFFLINE": "1"}
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        yield FeatureDownload(tool_copy, server, data, tool_copy.preset("visual_bert", offline=False))
+        yield FeatureDownload(tool_copy, server, data, tool_copy.write_preset("visual_bert", offline=False))
 
 
 def run_mmf_download(download: FeatureDownload, largest: int | None = None) -> int:
@@ -195,7 +195,7 @@ def test_added_features_give_the_same_results_as_their_lmdb_and_their_files(
     features = tool_copy.world.dataset / "features"
     folder = feature_files.export_lmdb_pairs(features / "detectron.lmdb", tmp_path / "извлечено")
     shutil.rmtree(features)
-    assert tool_copy.run_for_exit_code("train", tool_copy.preset(recipe), "--updates", "2") == 3
+    assert tool_copy.run_for_exit_code("train", tool_copy.write_preset(recipe), "--updates", "2") == 3
     assert main(["features", "add", str(folder), "--data-dir", str(tool_copy.world.data)]) == 0
     tool.read_output()  # discard the output of the command
     expected = _train_and_predict(tool, recipe)
@@ -204,12 +204,12 @@ def test_added_features_give_the_same_results_as_their_lmdb_and_their_files(
     overrides = [f"dataset_config.hateful_memes.features.{slot}[0]={folder}" for slot in ("train", "val", "test")]
     assert _train_and_predict(tool, recipe, *overrides) == expected
     shutil.rmtree(folder)
-    assert tool.run_for_exit_code("train", tool.preset(recipe), "--updates", "2", *overrides) == 3
+    assert tool.run_for_exit_code("train", tool.write_preset(recipe), "--updates", "2", *overrides) == 3
     assert str(folder) in tool.errors
 
 
 def _train_and_predict(tool: Tool, recipe: str, *overrides: str) -> tuple[list[float], list[float]]:
     """Train a run with a tiny recipe, and return its losses and its predictions."""
-    run = tool.train(tool.preset(recipe), "--updates", "3", "--seed", "1", *overrides)
+    run = tool.train(tool.write_preset(recipe), "--updates", "3", "--seed", "1", *overrides)
     assert len(logged_losses(run)) == 3
     return logged_losses(run), probabilities(tool("predict", "--no-report"))

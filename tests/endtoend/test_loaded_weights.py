@@ -28,7 +28,8 @@ class Reads(BaseModel):
 def write_pretrained_preset(tool: Tool, file: Path, mapping: dict[str, str]) -> str:
     """Write a preset of a Visual BERT that loads the mapped tensors of a file, as ``visual_bert_coco`` does."""
     checkpoint = {"resume_file": str(file), "resume_pretrained": True, "pretrained_state_mapping": mapping}
-    return tool.preset("visual_bert", settings=merge_settings(tool.settings("visual_bert"), {"checkpoint": checkpoint}))
+    settings = merge_settings(tool.recipe_settings("visual_bert"), {"checkpoint": checkpoint})
+    return tool.write_preset("visual_bert", settings=settings)
 
 
 def test_weights_of_another_model_stop_training_before_its_first_update(tool: Tool) -> None:
@@ -50,9 +51,9 @@ def test_partly_loaded_tensors_are_counted_and_missing_ones_are_named(tool: Tool
     preset = write_pretrained_preset(tool, file, {"model.bert": "model.bert"})
     run = tool.train(preset, "--updates", "1", "--seed", "2", "optimizer.params.lr=0.0", "training.lr_scheduler=false")
     tensors, source_tensors = load_checkpoint(run)["model"], load_checkpoint(source_run)["model"]
-    same = [name for name in tensors if tensors[name].equal(source_tensors[name])]
+    equal_names = [name for name in tensors if tensors[name].equal(source_tensors[name])]
     missing = [name for name in tensors if not name.startswith("model.bert.")]
-    assert missing and all(name.startswith("model.bert.") for name in same if name not in missing)
+    assert missing and all(name.startswith("model.bert.") for name in equal_names if name not in missing)
     [loaded] = read_events_of_kind(run, "loaded")
     message = (
         f"{file}: {len(tensors) - len(missing)} of the model's {len(tensors)} tensors; not in the file: {missing[0]}"
@@ -68,7 +69,7 @@ def test_partly_loaded_tensors_are_counted_and_missing_ones_are_named(tool: Tool
     assert f"{len(tensors) - len(missing)} of the model" in page.read_text(encoding="utf-8")
 
     resumed = tool.train("--resume", "last", "--updates", "2")
-    assert " tensors" not in tool.errors, "a file that sets all tensors needs no message"
+    assert " tensors" not in tool.errors, "no message may be printed for a file that sets all tensors"
     assert [event["copied"] == event["total"] for event in read_events_of_kind(resumed, "loaded")] == [False, True]
     assert tool.run_for_exit_code("predict", "--no-report") == 0 and " tensors" not in tool.errors
 
@@ -89,9 +90,9 @@ def test_model_that_loads_a_file_while_it_is_built_needs_trust_like_a_checkpoint
     code.parent.mkdir()
     code.write_text(FILE_LOADING_MODEL, encoding="utf-8")
     settings = merge_settings(
-        tool.settings("image"), {"model_config": {"reads": {"file": str(file), "losses": ["cross_entropy"]}}}
+        tool.recipe_settings("image"), {"model_config": {"reads": {"file": str(file), "losses": ["cross_entropy"]}}}
     )
-    command = ("train", tool.preset("image", model="reads", settings=settings), "--updates", "1")
+    command = ("train", tool.write_preset("image", model="reads", settings=settings), "--updates", "1")
     command = (*command, f"env.user_dir={code.parent}")  # its code is trusted, but the file is not
     assert tool.run_for_exit_code(*command) == 3
     assert str(file) in tool.errors and "pathlib.PurePosixPath" in tool.errors and "--trust" in tool.errors

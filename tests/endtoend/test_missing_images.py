@@ -51,7 +51,7 @@ def test_each_score_names_the_number_of_rows_that_it_covers(
     table = tool.read_output()[0]
     assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
 
-    preset = tool.preset("vilbert", published=PUBLISHED)
+    preset = tool.write_preset("vilbert", published=PUBLISHED)
     assert tool.run_for_exit_code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, tool.errors
     assert "13 of 14 rows of train" in tool.errors
     assert re.search(r"validation AUROC \d\.\d{4} on 3 of 5 rows of dev_unseen", tool.errors)
@@ -101,6 +101,6 @@ def test_each_score_names_the_number_of_rows_that_it_covers(
 
 @pytest.mark.wide
 def test_run_validated_on_the_papers_split_names_that_split(phase_1_tool: Tool) -> None:
-    preset = phase_1_tool.preset("vilbert", published=PUBLISHED)
+    preset = phase_1_tool.write_preset("vilbert", published=PUBLISHED)
     assert phase_1_tool.run_for_exit_code("train", preset, "--updates", "1") == 0, phase_1_tool.errors
     assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1_tool.errors

@@ -22,7 +22,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     resumed = tool("train", "--resume", "last", "--updates", "5")
     assert resumed["id"] == trained["id"]
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
-    assert start_updates(tool.get_run(resumed)) == [0, 3], "the second attempt resumes where the first ended"
+    assert start_updates(tool.get_run(resumed)) == [0, 3], "the second attempt must resume at the end of the first"
 
     assert list(read_tensorboard_scalars(tool.get_run(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
     assert read_tensorboard_scalars(tool.get_run(resumed).path, "val/auroc")
@@ -37,7 +37,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
         assert 0 <= predicted["auroc"] <= 1
         assert 0 <= predicted["accuracy"] <= 1
     for path in tool.get_run(resumed).path.rglob("*"):
-        assert is_portable(path.name), f"{path.name} is not legal on Windows"
+        assert is_portable(path.name), f"the name {path.name} must be legal on Windows"
     predicted_fast = tool("predict", "--no-report", "--fast")
     assert probabilities(predicted_fast) == pytest.approx(probabilities(predicted), abs=1e-5)
 
@@ -47,11 +47,11 @@ def test_model_trains_resumes_and_predicts_in_full_and_half_precision(
     tool: Tool, set_faults: SetFaults, name: str
 ) -> None:
     """Short texts are padded to 32 tokens, or to 8 with --fast."""
-    settings = tool.settings(name)
+    settings = tool.recipe_settings(name)
     processors = settings.get("dataset_config", {}).get("hateful_memes", {}).get("processors", {})
     if "max_seq_length" in processors.get("text_processor", {}).get("params", {}):
         processors["text_processor"]["params"]["max_seq_length"] = 32
-    train_resume_predict(tool, tool.preset(name, settings=settings))
+    train_resume_predict(tool, tool.write_preset(name, settings=settings))
 
     set_faults({"at": "hardware", "do": "half"})
     precisions = ["bf16", "fp16"]
@@ -73,10 +73,10 @@ def test_model_trains_resumes_and_predicts_in_full_and_half_precision(
 @pytest.mark.usefixtures("only_rc12")
 @pytest.mark.parametrize("name", ["lxmert", "vilt", "mmf_transformer"])
 def test_model_of_rc12_only_predicts_memes_without_labels(tool: Tool, tmp_path: Path, name: str) -> None:
-    preset = tool.preset(name)
+    preset = tool.write_preset(name)
     tool.world = tiny_mmf.copy_without_labels(tool.world, tmp_path / "unlabelled")
     train_resume_predict(tool, preset)
-    assert ("also reads padding" in tool.errors) == (name == "lxmert"), "--fast does not apply to LXMERT"
+    assert ("also reads padding" in tool.errors) == (name == "lxmert"), "--fast must warn only for LXMERT"
 
 
 @pytest.mark.wide
@@ -84,14 +84,14 @@ def test_model_of_rc12_only_predicts_memes_without_labels(tool: Tool, tmp_path: 
 def test_model_starts_from_pretrained_weights(tool: Tool, model: str, start: str) -> None:
     """Presets are like vilbert_cc and visual_bert_coco, with a local checkpoint instead of the zoo's."""
     weights = tool.get_trained_run(model, run="source").checkpoints / "current.ckpt"
-    preset = tool.preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
+    preset = tool.write_preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
     overrides = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     trained = tool("train", preset, "--name", "pretrained", "--updates", "2", *overrides)
     run = tool.get_run(trained)
-    assert "Copying model.bert" in run.log.read_text(encoding="utf-8"), "the pretrained weights were not used"
-    assert start_updates(run) == [0], "pretrained weights have no update count"
+    assert "Copying model.bert" in run.log.read_text(encoding="utf-8"), "the pretrained weights must be used"
+    assert start_updates(run) == [0], "the run must start at update 0"
     checkpoints = ("best", str(run.checkpoints / "best.ckpt"), str(weights))
     selected_by_name, selected_by_path, pretrained = (
         probabilities(tool("predict", "pretrained", "--checkpoint", checkpoint)) for checkpoint in checkpoints
     )
-    assert selected_by_name == selected_by_path != pretrained, "predictions use the trained weights"
+    assert selected_by_name == selected_by_path != pretrained, "predictions must use the trained weights"

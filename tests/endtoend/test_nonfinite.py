@@ -33,38 +33,38 @@ import faults
 
 
 class Planted(nn.Module):
-    def __init__(self, where, share):
+    def __init__(self, source, share):
         super().__init__()
-        self.where, self.share = where, share
+        self.source, self.share = source, share
 
     def forward(self, hidden):
-        struck = (torch.rand(len(hidden), 1) < self.share) & self.training
-        if struck.any():
-            print("struck", *struck.flatten().int().tolist())
-        if self.where == "forward":
-            return torch.where(struck, float("nan"), hidden)
-        if self.where == "backward":
-            return hidden + torch.where(struck, hidden * 0, torch.ones(())).sqrt()  # its derivative at 0 is infinite
+        affected = (torch.rand(len(hidden), 1) < self.share) & self.training
+        if affected.any():
+            print("affected", *affected.flatten().int().tolist())
+        if self.source == "forward":
+            return torch.where(affected, float("nan"), hidden)
+        if self.source == "backward":
+            return hidden + torch.where(affected, hidden * 0, torch.ones(())).sqrt()  # its derivative at 0 is infinite
         return hidden
 
 
 @registry.register_model("planted")
 class Model(BaseModel):
     def build(self):
-        own = self.config
+        config = self.config
         pool = nn.AdaptiveAvgPool2d(4)
         self.image = nn.Sequential(pool, nn.Flatten(), nn.Linear(48, 8), nn.ReLU(inplace=True))
         self.innocent = nn.Linear(8, 8)  # never the cause of non-finite values
-        self.blocks = nn.Sequential(Planted(own.where, own.share), nn.Linear(8, 8))
+        self.blocks = nn.Sequential(Planted(config.source, config.share), nn.Linear(8, 8))
         self.classify = nn.Linear(8, 2)
-        if own.where == "input":
+        if config.source == "input":
             rows = HatefulMemesImageDataset
-            rows.__getitem__ = lambda self, number, get=rows.__getitem__: spoil(get(self, number), own.share)
+            rows.__getitem__ = lambda self, number, get=rows.__getitem__: spoil(get(self, number), config.share)
 
     def forward(self, sample_list):
         hidden = self.image(sample_list.image)
         hidden = self.blocks(hidden) + self.innocent(hidden)
-        if self.config.where == "between":
+        if self.config.source == "between":
             hidden = hidden + (hidden * 0).sqrt()
         sample_list.image = sample_list.image.flatten(1)  # MMF's models change their inputs, too
         return {{"scores": self.classify(hidden)}}
@@ -77,7 +77,7 @@ def spoil(sample, row):
 """
 
 
-def write_faulty_model(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tuple[str, ...]:
+def write_faulty_model(tool: Tool, source: str, share: float = 0.1, **training: Any) -> tuple[str, ...]:
     """Write a model or dataset that yields non-finite numbers, and return the arguments to train it."""
     folder = tool.folder / "код"
     folder.mkdir(exist_ok=True)
@@ -89,7 +89,7 @@ def write_faulty_model(tool: Tool, where: str, share: float = 0.1, **training: A
         "offline": True,
         "settings": {
             "dataset_config": {"hateful_memes": {"processors": processors}},
-            "model_config": {"planted": {"where": where, "share": share, "losses": ["cross_entropy"]}},
+            "model_config": {"planted": {"source": source, "share": share, "losses": ["cross_entropy"]}},
             "training": {"batch_size": 4, "num_workers": 0, "seed": 1, **CLIP_GRADIENTS, **training},
         },
     }
@@ -108,23 +108,23 @@ def run_until_nonfinite(tool: Tool, *arguments: str) -> tuple[Run, dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("where", "message"),
+    ("source", "message"),
     [
         ("forward", r"the loss of update \d+ is not a number: first in blocks.0 "),
         ("backward", r"the gradient norm of update \d+ is not finite: first in the backward pass of blocks.0 "),
     ],
 )
 def test_second_pass_finds_module_and_rows_and_report_shows_them(
-    tool: Tool, set_faults: SetFaults, where: str, message: str
+    tool: Tool, set_faults: SetFaults, source: str, message: str
 ) -> None:
     """Only one of the micro-batches of the batch has bad rows."""
     set_faults({"at": "backward", "do": "cuda_oom", "above": 2})
-    arguments = (*write_faulty_model(tool, where, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
+    arguments = (*write_faulty_model(tool, source, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
     run, event = run_until_nonfinite(tool, *arguments)
     assert re.match(message + r"\(its inputs were finite\); rows \d+$", event["text"])
     assert (event["module"], event["inputs_finite"]) == ("blocks.0", True)
-    *_, first_pass, second_pass = re.findall("struck ([01]) ([01])", run.log.read_text(encoding="utf-8"))
-    assert first_pass == second_pass, "the second pass draws the same numbers"
+    *_, first_pass, second_pass = re.findall("affected ([01]) ([01])", run.log.read_text(encoding="utf-8"))
+    assert first_pass == second_pass, "the second pass must draw the same numbers"
     assert event["bad_ids"] == [id_ for id_, is_bad in zip(event["ids"], second_pass, strict=True) if is_bad == "1"]
     assert len(event["bad_ids"]) == 1 and len(event["ids"]) == 2
     assert event["bad_fields"] == event["bad_parameters"] == []
@@ -161,17 +161,17 @@ def test_nonfinite_input_rows_are_named_with_their_field(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_nonfinite_loss_that_second_pass_does_not_repeat_is_reported(tool: Tool, set_faults: SetFaults) -> None:
-    set_faults({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
+    set_faults({"at": "forward", "do": "nan", "once": str(tool.folder / "affected")})
     _, event = run_until_nonfinite(tool, *write_faulty_model(tool, "nowhere"), "--updates", "1")
     assert event["text"].startswith("the loss of update 1 is not a number; a second pass over its rows")
 
 
 def test_overflowing_fp16_updates_are_skipped_without_report(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF_PRECISION)
-    settings = tool.settings("vilbert")
+    settings = tool.recipe_settings("vilbert")
     settings["training"] |= {**CLIP_GRADIENTS, "seed": 3}
-    run = tool.train(tool.preset("vilbert", settings=settings), "--updates", "5", "--precision", "fp16")
-    assert load_checkpoint(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update overflowed"
+    run = tool.train(tool.write_preset("vilbert", settings=settings), "--updates", "5", "--precision", "fp16")
+    assert load_checkpoint(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update must overflow"
     assert not read_events_of_kind(run, "nonfinite")
 
 

@@ -73,10 +73,10 @@ def test_losses_equal_those_of_mmf_alone_bit_by_bit(
     """14 rows in batches of 4: images are decoded in the first of 13 epochs and read from the cache in the others."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(tmp_path / "cache"))
     arguments = ("--updates", str(UPDATES), "--seed", "7", "training.log_interval=1")
-    run = tool.train(tool.preset(name), *arguments)
+    run = tool.train(tool.write_preset(name), *arguments)
     mmf_losses = compute_losses_with_mmf_alone(tool, run, tmp_path)
     cached_images = [path for path in (tmp_path / "cache" / "mmfw-images").rglob("*") if path.is_file()]
-    assert len(cached_images) == (19 if name == "mmbt" else 0), "one per image of train and dev_unseen"
+    assert len(cached_images) == (19 if name == "mmbt" else 0), "each image must have one file in the cache"
     assert len(logged_losses(run)) == UPDATES
     assert logged_losses(run) == mmf_losses[:UPDATES]  # 1.0.0rc10 alone runs one update too many
 

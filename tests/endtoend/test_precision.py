@@ -20,8 +20,8 @@ from tests.endtoend.conftest import (
     logged_losses,
     probabilities,
     read_events_of_kind,
+    start_command,
 )
-from tests.endtoend.test_stopping import start_command
 from tests.worlds.tools import mark_wide, requires_console_events
 
 HALF_PRECISION, NO_HALF_PRECISION = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
@@ -42,7 +42,7 @@ def test_half_precision_run_is_close_to_full_one_and_resumes_exactly(
 ) -> None:
     import torch
 
-    preset = tool.preset(name)
+    preset = tool.write_preset(name)
     arguments = ("--updates", "5", *COMMON_ARGUMENTS)
     full = tool.train(preset, "--name", "full", *arguments)
     set_faults(HALF_PRECISION)
@@ -63,7 +63,7 @@ def test_half_precision_run_is_close_to_full_one_and_resumes_exactly(
     if precision == "fp16":
         scaler = load_checkpoint(uninterrupted)["mmfw"]["scaler"]
         assert load_checkpoint(resumed)["mmfw"]["scaler"] == scaler
-        assert scaler["scale"] < 2**16, "an update overflowed and was skipped"
+        assert scaler["scale"] < 2**16, "an update must overflow and be skipped"
     assert {value.dtype for value in load_checkpoint(resumed)["model"].values() if value.is_floating_point()} == {
         torch.float32
     }
@@ -71,12 +71,12 @@ def test_half_precision_run_is_close_to_full_one_and_resumes_exactly(
 
 def test_predictions_use_precision_of_run_unless_another_is_given(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF_PRECISION)
-    run = tool.train(tool.preset("mmbt"), "--updates", "1", *COMMON_ARGUMENTS, "--precision", "bf16")
+    run = tool.train(tool.write_preset("mmbt"), "--updates", "1", *COMMON_ARGUMENTS, "--precision", "bf16")
     assert "precision=bf16" in tool("runs")[0]["differs"]
     events_before = run.events.read_bytes()
     results = [tool("predict", "--no-report"), tool("predict", "--no-report", "--precision", "fp32")]
     assert [result["members"][0]["precision"] for result in results] == ["bf16", "fp32"]
-    assert run.events.read_bytes() == events_before, "a concurrent training may be writing to this file"
+    assert run.events.read_bytes() == events_before, "no prediction may change the log of a training"
     half, full = map(probabilities, results)
     assert half != full and half == pytest.approx(full, abs=0.05)
     assert json.loads(run.request_file.read_text(encoding="utf-8"))["settings"]["mmfw"]["precision"] == "bf16"
@@ -99,7 +99,7 @@ def test_concurrent_predictions_record_their_own_precision(tool: Tool, set_fault
 
 @pytest.mark.wide
 def test_hardware_without_half_precision_uses_fp32_with_warning(tool: Tool, set_faults: SetFaults) -> None:
-    preset = tool.preset("mmbt")
+    preset = tool.write_preset("mmbt")
     full = tool.train(preset, "--name", "full", "--updates", "2", *COMMON_ARGUMENTS)
     set_faults(NO_HALF_PRECISION)
     run = tool.train(preset, "--updates", "2", *COMMON_ARGUMENTS, "--precision", "bf16")
@@ -115,7 +115,7 @@ def test_fp16_ignores_anomaly_detection_and_auto_batch_size_keeps_text_length(
 ) -> None:
     set_faults(HALF_PRECISION, {"at": "meter", "above": 4})
     arguments = ("--updates", "2", *COMMON_ARGUMENTS, "--precision", "fp16", "--detect-anomaly")
-    run = tool("train", tool.preset("vilbert"), *arguments, "--fast", "--batch-size", "auto")
+    run = tool("train", tool.write_preset("vilbert"), *arguments, "--fast", "--batch-size", "auto")
     assert run["state"] == "done"
     assert "--detect-anomaly is ignored in fp16" in tool.errors
     assert "texts keep their full length" in tool.errors
@@ -135,20 +135,20 @@ def test_run_resumes_with_gradient_scaler_of_mmf(tool: Tool) -> None:
 def test_overflowing_update_does_not_count_in_micro_batch_search(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF_PRECISION, {"at": "meter", "above": 4})
     arguments = ("--updates", "16", *COMMON_ARGUMENTS, "--precision", "fp16", "--batch-size", "auto")
-    run = tool.train(tool.preset("vilbert"), *arguments, "training.batch_size=8")
+    run = tool.train(tool.write_preset("vilbert"), *arguments, "training.batch_size=8")
     fitting = next(event for event in read_events_of_kind(run, "micro_batch") if event["found"])
     updates = [event["update"] for event in read_events_of_kind(run, "train") if event["t"] < fitting["t"]]
     skipped = math.log2(2**16 / load_checkpoint(run)["mmfw"]["scaler"]["scale"])
-    assert 2 < len(updates) <= 2 + skipped, "one warm-up update, two measured ones, and those that overflowed"
+    assert 2 < len(updates) <= 2 + skipped, "the search must count no overflowing update"
 
 
 @pytest.mark.wide
 def test_fast_run_differs_from_plain_run_and_resumes_with_fast(tool: Tool, set_faults: SetFaults) -> None:
-    preset = tool.preset("mmbt")
+    preset = tool.write_preset("mmbt")
     arguments = ("--updates", "4", *COMMON_ARGUMENTS)
     plain = tool.train(preset, "--name", "plain", *arguments)
     fast = tool.train(preset, "--name", "fast", "--fast", *arguments)
-    assert logged_losses(fast) != logged_losses(plain), "dropout draws other numbers"
+    assert logged_losses(fast) != logged_losses(plain), "dropout must draw other numbers"
     assert "fast" in tool("runs", "show", "fast")["differs"]
     set_faults({"at": "stepped", "do": "stop", "update": 2})
     assert tool.run_for_exit_code("train", preset, "--name", "parts", "--fast", *arguments) == 130
@@ -160,10 +160,10 @@ def test_fast_run_differs_from_plain_run_and_resumes_with_fast(tool: Tool, set_f
 
 @pytest.mark.wide
 def test_fast_run_without_dropout_has_losses_of_plain_run(tool: Tool) -> None:
-    settings = tool.settings("mmbt")
+    settings = tool.recipe_settings("mmbt")
     encoder = settings["model_config"]["mmbt"]["text_encoder"]["params"]
     encoder |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    preset = tool.preset("mmbt", settings=settings)
+    preset = tool.write_preset("mmbt", settings=settings)
     runs = [tool.train(preset, "--updates", "4", *COMMON_ARGUMENTS, *options) for options in ([], ["--fast"])]
     assert logged_losses(runs[1]) == pytest.approx(logged_losses(runs[0]), abs=1e-3)
 
@@ -171,7 +171,7 @@ def test_fast_run_without_dropout_has_losses_of_plain_run(tool: Tool) -> None:
 @pytest.mark.wide
 def test_hint_after_nan_in_fp16_resumes_in_full_precision(tool: Tool, set_faults: SetFaults) -> None:
     set_faults(HALF_PRECISION)
-    tool("train", tool.preset("vilbert"), "--updates", "1", *COMMON_ARGUMENTS, "--precision", "fp16")
+    tool("train", tool.write_preset("vilbert"), "--updates", "1", *COMMON_ARGUMENTS, "--precision", "fp16")
     set_faults(HALF_PRECISION, {"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "3") == 7
     [command] = re.findall("hint: .*?`mmfw (.*?)` with --precision fp32", tool.errors)

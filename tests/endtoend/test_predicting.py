@@ -24,8 +24,7 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.results.blending import best_accuracy_threshold, blend
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
-from tests.endtoend.conftest import SetFaults, Tool, attempt_outcomes, predicted_ids, probabilities
-from tests.endtoend.test_stopping import start_command
+from tests.endtoend.conftest import SetFaults, Tool, attempt_outcomes, predicted_ids, probabilities, start_command
 from tests.worlds import hostile_archives
 from tests.worlds.memes import dataset_files
 from tests.worlds.mounts import private_mounts_command
@@ -64,7 +63,7 @@ def test_weights_replaced_during_prediction_do_not_get_its_score(
     [csv] = run.reports.glob("*_test_unseen_*.csv")
     tool.read_output()  # discard the output
     [result] = run_predict(tool, "--checkpoint", str(best), "--split", "test_unseen", "--no-report")
-    assert [row.proba for row in read_predictions(csv)] != probabilities(result), "these weights differ"
+    assert [row.proba for row in read_predictions(csv)] != probabilities(result), "the weights must differ"
 
 
 def test_prediction_with_missing_row_is_recorded_as_error(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +136,7 @@ def test_two_runs_are_blended_and_labelled_with_best_validation_threshold(tool: 
     assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
-    assert [tool.get_run({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is not listed as a run"
+    assert [tool.get_run({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "no ensemble may be listed"
 
     assert tool.run_for_exit_code("predict", "n1", "--ensemble", "mean") == 2
     assert "at least two members" in tool.errors
@@ -167,14 +166,14 @@ def read_hinted_command(errors: str) -> list[str]:
 
 
 def test_probabilities_equal_those_of_mmf_predict(tool: Tool) -> None:
-    run = tool.train(tool.preset("vilbert"), "--updates", "2", "--seed", "1")
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "2", "--seed", "1")
     hashes_before = {file: compute_sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
     results = run_predict(
         tool, *("--split", "test_unseen", "--split", "dev_unseen"), *("--checkpoint", "last", "--checkpoint", "best")
     )
     hashes_after = {file: compute_sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
-    assert hashes_after == hashes_before, "the log, too, is unchanged: a training may be writing to it"
-    assert len(list(run.path.glob("attempts/*/log.txt"))) == len(results), "each prediction has its own log"
+    assert hashes_after == hashes_before, "no prediction may change files of a training"
+    assert len(list(run.path.glob("attempts/*/log.txt"))) == len(results), "each prediction must have its own log"
     sources = [(r["split"], Path(r["members"][0]["checkpoint"]).name) for r in results]
     assert sources == [(s, c) for s in ("test_unseen", "dev_unseen") for c in ("current.ckpt", "best.ckpt")]
     last_result = results[-1]
@@ -198,7 +197,7 @@ def test_folder_without_lock_support_is_named_before_any_work(tool: Tool, tmp_pa
     for folder, arguments in (
         (tool.save_dir, ["predict", run.id, *folder_options]),
         (tool.save_dir, ["train", "--resume", run.id, "--updates", "2", *folder_options]),
-        (tool.save_dir, ["sweep", "run", str(tool.preset("text")), "--seeds", "1,2", *folder_options]),
+        (tool.save_dir, ["sweep", "run", str(tool.write_preset("text")), "--seeds", "1,2", *folder_options]),
         (new_data_dir, ["convert", "--zip", str(archive), "--data-dir", str(new_data_dir)]),
     ):
         process = subprocess.run(
@@ -212,7 +211,7 @@ def test_folder_without_lock_support_is_named_before_any_work(tool: Tool, tmp_pa
         assert "--save-dir or MMF_SAVE_DIR" in process.stderr
     created = set(run.path.rglob("*")).difference(paths_before)
     assert created <= {run.training_lock_file, run.usage_lock_file}
-    assert {path.name for path in tool.save_dir.glob("sweeps/text/*/*")} <= {"lock"}, "no task has started"
+    assert {path.name for path in tool.save_dir.glob("sweeps/text/*/*")} <= {"lock"}, "no task may start"
     show_command = [sys.executable, "-m", "mmf_win", "runs", "show", run.id, *folder_options[2:]]
     subprocess.run(show_command, env={**environment, "NO_LOCKS": str(tool.save_dir)}, check=True)
 

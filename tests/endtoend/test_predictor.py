@@ -95,7 +95,7 @@ def test_meme_gets_probability_of_mmfw_predict_and_bad_image_is_named(tool: Tool
             assert message.startswith(f"{shown_name}: image cannot be read (")
             assert str(temporary_dir) not in message and "row" not in message
         assert predictor.predict(path, text) == expected and find_newest_worker(temporary_dir) == worker
-    assert list_file_times(run) == times_before, "the run's folder is unchanged"
+    assert list_file_times(run) == times_before, "the run's folder must not change"
 
 
 def test_predict_many_matches_split_and_restarts_killed_model_process_once(

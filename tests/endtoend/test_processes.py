@@ -27,12 +27,13 @@ from tests.endtoend.conftest import (
     Tool,
     assert_same_weights,
     attempt_outcomes,
+    endless_training,
     probabilities,
     read_events_of_kind,
+    start_command,
     start_updates,
 )
 from tests.endtoend.test_resume import SCHEDULE, read_train_events, read_validation_metrics
-from tests.endtoend.test_stopping import endless_training, start_command
 from tests.worlds.fork_server import NO_PRELOAD_VARIABLE
 from tests.worlds.liveness import liveness_monitor
 from tests.worlds.process_tree import signal_process_tree
@@ -41,13 +42,14 @@ from tests.worlds.tools import is_wine, mark_wide, split_command
 pytestmark = pytest.mark.skipif(is_wine(), reason="gloo crashes under Wine; several processes are untested on Windows")
 
 TWO_PROCESSES = ("--nproc", "2")
+SEED_AND_SCHEDULE = ("--seed", "3", *SCHEDULE)
 # A small learning rate limits the effect of rounding, which depends on the order of summation.
-COMMON_ARGUMENTS = ("--seed", "3", *SCHEDULE[:-1], "optimizer.params.lr=0.0005")
+COMMON_ARGUMENTS = (*SEED_AND_SCHEDULE, "optimizer.params.lr=0.0005")
 
 
 def write_preset_without_dropout(tool: Tool, name: str = "vilbert") -> str:
     """Write a preset for runs that are compared, since dropout depends on how batches are divided; return its path."""
-    return tool.preset(name, settings=tool.settings_without_dropout(name))
+    return tool.write_preset(name, settings=tool.settings_without_dropout(name))
 
 
 def find_free_address() -> str:
@@ -90,8 +92,8 @@ def test_several_processes_train_like_one(tool: Tool, name: str, batch: int, cou
 def test_early_stopping_ends_all_processes_together(tool: Tool) -> None:
     """With a learning rate of zero, no validation is better than the first."""
     early_stopping = ("training.early_stop.enabled=True", "training.early_stop.patience=2")
-    zero_rate = (*COMMON_ARGUMENTS[:-1], "optimizer.params.lr=0.0")
-    run = tool.train(tool.preset("vilbert"), "--updates", "40", *TWO_PROCESSES, *zero_rate, *early_stopping)
+    zero_rate = (*SEED_AND_SCHEDULE, "optimizer.params.lr=0.0")
+    run = tool.train(tool.write_preset("vilbert"), "--updates", "40", *TWO_PROCESSES, *zero_rate, *early_stopping)
     assert RunRecord.read(run).summary.updates == 6
     assert len([event for event in read_events_of_kind(run, "val") if event["final"]]) == 1
 
@@ -100,12 +102,12 @@ def test_early_stopping_ends_all_processes_together(tool: Tool) -> None:
 def test_run_resumed_with_same_number_of_processes_has_same_weights(tool: Tool, set_faults: SetFaults) -> None:
     """Dropout is enabled; the second stop is in the validation of update 4, which is repeated."""
     arguments = (*TWO_PROCESSES, "--updates", "7", *COMMON_ARGUMENTS)
-    uninterrupted = tool.train(tool.preset("vilbert"), "--name", "whole", *arguments)
+    uninterrupted = tool.train(tool.write_preset("vilbert"), "--name", "whole", *arguments)
     set_faults(
         {"at": "stepped", "do": "stop", "update": 2, "rank": 1},
         {"at": "validation", "do": "stop", "update": 5, "rank": 1, "once": str(tool.folder / "once")},
     )
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--name", "parts", *arguments) == 130
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), "--name", "parts", *arguments) == 130
     assert "stopped at update 2; checkpoint saved" in tool.errors
     assert tool.run_for_exit_code("train", "--resume", "parts", *TWO_PROCESSES) == 130
     resumed = tool.train("--resume", "parts", *TWO_PROCESSES)
@@ -142,7 +144,7 @@ def test_other_processes_end_after_one_is_killed_and_run_resumes(tool: Tool, set
             {"at": "stepped", "do": "connect", "port": monitor.port, "update": 1},
             {"at": "stepped", "do": "kill", "update": 4, "rank": 1, "once": str(tool.folder / "once")},
         )
-        assert tool.run_for_exit_code("train", tool.preset("vilbert"), *arguments) == 7
+        assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), *arguments) == 7
         monitor.wait_for_processes(2)
         assert monitor.wait_until_all_exited()
     assert "process 1 was killed" in tool.errors and "--resume last" in tool.errors
@@ -159,7 +161,7 @@ def test_error_of_one_process_is_the_outcome(
     monkeypatch.setenv(NO_PRELOAD_VARIABLE, "1")
     set_faults({"at": "forward", "do": "nan", "update": 3, "rank": 1})
     arguments = (*TWO_PROCESSES, "--updates", "6", *COMMON_ARGUMENTS)
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *arguments) == 7
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), *arguments) == 7
     assert "the loss of update 3 is not a number" in tool.errors
 
 
@@ -279,7 +281,7 @@ def test_ctrl_c_on_one_machine_saves_and_stops_all_machines(tool: Tool) -> None:
 
 
 def test_batch_not_divisible_by_processes_is_refused_before_training(tool: Tool) -> None:
-    assert tool.run_for_exit_code("train", tool.preset("bert"), "--nproc", "3") == 2
+    assert tool.run_for_exit_code("train", tool.write_preset("bert"), "--nproc", "3") == 2
     assert "1, 2, 4" in tool.errors
     assert not tool.save_dir.exists()
 
@@ -287,7 +289,7 @@ def test_batch_not_divisible_by_processes_is_refused_before_training(tool: Tool)
 def test_variables_of_another_launcher_are_ignored_with_warning(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
-    run = tool.train(tool.preset("bert"), "--updates", "1")
+    run = tool.train(tool.write_preset("bert"), "--updates", "1")
     assert "RANK, WORLD_SIZE" in tool.errors
     assert read_events_of_kind(run, "train_started")[0]["processes"] == 1
 
@@ -295,7 +297,7 @@ def test_variables_of_another_launcher_are_ignored_with_warning(tool: Tool, monk
 @pytest.mark.wide
 def test_equivalent_command_is_printed_inside_torchrun(tool: Tool) -> None:
     folder_options = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-    train_command = ("-m", "mmf_win", "train", tool.preset("vilbert"), "--updates", "1", *folder_options)
+    train_command = ("-m", "mmf_win", "train", tool.write_preset("vilbert"), "--updates", "1", *folder_options)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.run([*torchrun, *train_command], capture_output=True, encoding="utf-8")
     assert process.returncode != 0
@@ -313,5 +315,5 @@ def test_rendezvous_without_other_machine_times_out(tool: Tool, monkeypatch: pyt
     monkeypatch.setattr(attempts, "WORKER_COMMAND", [sys.executable, "-c", worker_code])
     address = find_free_address()
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", address)
-    assert tool.run_for_exit_code("train", tool.preset("bert"), *machines) == 6
+    assert tool.run_for_exit_code("train", tool.write_preset("bert"), *machines) == 6
     assert f"{address}: cannot connect 2 machines" in tool.errors and "--rdzv" in tool.errors

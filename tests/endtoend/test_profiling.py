@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.runs import user_code
-from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
-from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, start_command
+from tests.endtoend.conftest import CTRL_C, INTERRUPTED_EXIT_CODE, SetFaults, Tool, read_events_of_kind, start_command
 from tests.worlds.tools import requires_console_events
 
 # Each row takes 50 ms, during which the CPU is idle.
@@ -37,7 +36,7 @@ def list_profile_files(tool: Tool) -> list[str]:
 
 
 def test_profile_reports_where_time_is_spent(tool: Tool) -> None:
-    profile = tool("train", tool.preset("mmbt"), "--profile", "7", "training.num_workers=0")
+    profile = tool("train", tool.write_preset("mmbt"), "--profile", "7", "training.num_workers=0")
     assert list_profile_files(tool) == ["trace.json"]
     assert set(profile["spent"]) <= profile["shares"].keys() and sum(profile["shares"].values()) == pytest.approx(1)
     assert all(profile["spent"][phase] > 0 for phase in ("data", "forward", "backward", "optimizer", "other"))
@@ -48,8 +47,8 @@ def test_profile_reports_where_time_is_spent(tool: Tool) -> None:
     assert "Self CPU" in profile["table"] and "aten::" in profile["table"]
     trace = json.loads(Path(profile["trace"]).read_text(encoding="utf-8"))
     names = [event.get("name", "") for event in trace["traceEvents"]]
-    assert sum(name.startswith("Optimizer.step") for name in names) == 1, "one update is traced"
-    assert {"data", "forward", "backward", "optimizer"} <= set(names), "its phases are named"
+    assert sum(name.startswith("Optimizer.step") for name in names) == 1, "exactly one update must be traced"
+    assert {"data", "forward", "backward", "optimizer"} <= set(names), "the phases of the update must be named"
     assert "validation" not in names and "checkpoint" not in names
 
 
@@ -76,7 +75,7 @@ def test_profile_of_run_leaves_it_unchanged(tool: Tool) -> None:
 def test_profile_names_too_frequent_saving_or_validation(tool: Tool, kind: str) -> None:
     other_kind = {"checkpoint": "evaluation", "evaluation": "checkpoint"}[kind]
     arguments = (f"training.{kind}_interval=1", f"training.{other_kind}_interval=1000", "training.max_updates=100000")
-    profile = tool("train", tool.preset("vilbert"), "--profile", "6", *arguments)
+    profile = tool("train", tool.write_preset("vilbert"), "--profile", "6", *arguments)
     assert f": training.{kind}_interval=" in profile["largest_cost"]
 
 
@@ -85,12 +84,12 @@ def test_profile_names_too_frequent_saving_or_validation(tool: Tool, kind: str) 
 def test_profile_keeps_no_files_after_ctrl_c(tool: Tool, set_faults: SetFaults) -> None:
     paused = tool.folder / "at"
     set_faults({"at": "forward", "do": "wait", "once": str(paused), "update": 2})
-    with start_command(tool, "train", tool.preset("vilbert"), "--profile", "6") as command:
+    with start_command(tool, "train", tool.write_preset("vilbert"), "--profile", "6") as command:
         command.wait_until(paused.exists)
-        command.process.send_signal(_CTRL_C)
+        command.process.send_signal(CTRL_C)
         command.wait_for_output("stopping…")
         Path(f"{paused}.go").touch()
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "nothing was saved" in command.output
     assert not tool.save_dir.exists()
 
@@ -98,38 +97,38 @@ def test_profile_keeps_no_files_after_ctrl_c(tool: Tool, set_faults: SetFaults) 
 @pytest.mark.wide
 def test_failed_profile_keeps_its_log(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "forward", "do": "nan", "update": 3})
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--profile", "6") == 7
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), "--profile", "6") == 7
     assert "the loss of update 3 is not a number" in tool.errors
     assert list_profile_files(tool) == ["log.txt"]
     assert str(next(tool.save_dir.rglob("log.txt"))) in tool.errors
 
 
 def test_profile_with_invalid_setting_is_refused_at_once(tool: Tool) -> None:
-    preset = tool.preset("vilbert")
+    preset = tool.write_preset("vilbert")
     paths_before = set(tool.folder.rglob("*"))
     assert tool.run_for_exit_code("train", preset, "--profile", "6", "training.checkpoint_interval=0") == 2
     assert "training.checkpoint_interval: 0" in tool.errors
     trusted = {user_code.trusted_folders_path(), user_code.trusted_folders_path().with_suffix(".lock")}
-    assert set(tool.folder.rglob("*")) - paths_before <= trusted, "only trust in the tests' user code is recorded"
+    assert set(tool.folder.rglob("*")) - paths_before <= trusted, "only trust in the tests' user code may be recorded"
 
 
 @pytest.mark.wide
 def test_profile_restarts_after_out_of_memory_in_validation(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "validation", "do": "cuda_oom", "once": str(tool.folder / "struck")})
-    assert tool("train", tool.preset("vilbert"), "--profile", "6")["largest_cost"]
+    assert tool("train", tool.write_preset("vilbert"), "--profile", "6")["largest_cost"]
     assert "training from the beginning" in tool.errors
 
 
 def test_profile_that_starts_after_update_0_is_refused(tool: Tool) -> None:
     run = tool.get_trained_run("vilbert")
     weights = f"checkpoint.resume_file={run.checkpoints / 'current.ckpt'}"
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--profile", "6", weights) == 2
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), "--profile", "6", weights) == 2
     assert "training did not start at update 0" in tool.errors
 
 
 def test_training_that_waits_for_data_warns_once(tool: Tool) -> None:
     arguments = ("--updates", "30", "--seed", "1", "training.evaluation_interval=30", write_slow_rows(tool))
-    result = tool("train", tool.preset("vilbert"), *arguments)
+    result = tool("train", tool.write_preset("vilbert"), *arguments)
     (note,) = [event["text"] for event in read_events_of_kind(tool.get_run(result), "note")]
     assert note.startswith("the model waits for data ") and note.endswith(" may help")
     assert f"warning: {note}" in tool.errors

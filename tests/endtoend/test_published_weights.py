@@ -74,7 +74,7 @@ def published(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     zoo_tool = tool.with_world_copy("мир")
     monkeypatch.setenv("MMF_CACHE_DIR", str(zoo_tool.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    vilbert = Path(tool.preset("vilbert", offline=False, zoo=KEY))  # uses the BERT of the shared world
+    vilbert = Path(tool.write_preset("vilbert", offline=False, zoo=KEY))  # uses the BERT of the shared world
     preset = str(vilbert.rename(vilbert.with_name("крошка.yaml")))
     if not shared_run_dir.exists():
         run = zoo_tool.train(preset, "--updates", "3", "--seed", "5", "--name", "trained", *LEARNING)
@@ -100,7 +100,7 @@ def rewrite_checkpoint(published: PublishedModel, *, legacy: bool = False, **cha
     return path
 
 
-def read_hinted_command(errors: str) -> list[str]:
+def read_hinted_train_command(errors: str) -> list[str]:
     """Return the arguments of the ``mmfw`` command that a hint suggests."""
     [command] = re.findall("`mmfw (train .*?)`", errors)
     return split_command(command)
@@ -131,7 +131,7 @@ def test_published_weights_are_scored_on_splits_of_paper_without_training(publis
 
     published.server.requests.clear()
     assert published.predict_probabilities("--published", published.preset, "--split", "dev_unseen") == expected[2:]
-    assert published.find_run("крошка-published") == run, "the second call uses the same run"
+    assert published.find_run("крошка-published") == run, "the second call must use the same run"
     assert published.server.requests == []
     assert published.predict_probabilities("крошка-published", "--split", "test_seen") == expected[1:2]
     rows = read_annotations(published.tool.world.dataset / "annotations" / "dev_seen.jsonl")
@@ -147,7 +147,7 @@ def test_run_of_published_weights_is_not_resumed_or_averaged_with_trained_runs(p
     assert published.tool.run_for_exit_code("train", "--resume", "крошка-published") == 2
     assert "--init published" in published.tool.errors
     assert published.tool.run_for_exit_code("train", "--resume", str(run.checkpoints / "best.ckpt")) == 2
-    arguments = read_hinted_command(published.tool.errors)
+    arguments = read_hinted_train_command(published.tool.errors)
     assert published.tool.run_for_exit_code(*arguments, *NO_LEARNING, "--name", "hint") == 0, published.tool.errors
     shutil.rmtree(published.tool.save_dir / "hint")
 
@@ -178,7 +178,7 @@ def test_training_from_weights_starts_at_update_0(published: PublishedModel) -> 
     assert published.predict_probabilities("zoo", "--checkpoint", "last", "--split", "dev_seen") != expected
     resumed = published.tool("train", "--resume", "last", "--updates", "3")
     assert (resumed["updates"], resumed["id"]) == (3, run.id)
-    assert start_updates(run) == [0, 2], "the run resumes from its own checkpoint"
+    assert start_updates(run) == [0, 2], "the run must resume from its own checkpoint"
     assert published.tool.run_for_exit_code("train", published.preset, "--init", str(best), "--resume", "last") == 2
     assert published.tool.run_for_exit_code("train", "--init", str(best)) == 2
 

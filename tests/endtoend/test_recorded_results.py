@@ -43,13 +43,13 @@ _SCORES = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_gives_recorded_numbers(tool: Tool, mmf_version: str, name: str) -> None:
-    compare_with_record(f"{name}-{mmf_version}", train_and_predict(tool, tool.preset(name)))
+    compare_with_record(f"{name}-{mmf_version}", train_and_predict(tool, tool.write_preset(name)))
 
 
 def test_model_with_initial_weights_gives_recorded_numbers(tool: Tool, mmf_version: str) -> None:
     """Presets are like visual_bert_coco, with a checkpoint of this test instead of the zoo's."""
-    source_run = tool.train(tool.preset("visual_bert"), "--updates", "1", "--seed", "2", "--name", "source")
-    preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
+    source_run = tool.train(tool.write_preset("visual_bert"), "--updates", "1", "--seed", "2", "--name", "source")
+    preset = tool.write_preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
     file = source_run.checkpoints / "current.ckpt"
     overrides = (f"checkpoint.resume_file={file}", "checkpoint.resume_zoo=null")
     compare_with_record(f"visual_bert_coco-{mmf_version}", train_and_predict(tool, preset, *overrides))

@@ -18,7 +18,7 @@ from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, read_e
 from tests.worlds.tools import mark_wide, split_command
 from tests.worlds.torch_files import write_checkpoint
 
-# The learning rate differs at each update, and interruptions are between validations.
+# With a learning rate above 0, the rate differs at each update; interruptions are between validations.
 SCHEDULE = (
     "training.log_interval=1",
     "training.evaluation_interval=2",
@@ -27,7 +27,6 @@ SCHEDULE = (
     "scheduler.type=warmup_linear",
     "scheduler.params.num_warmup_steps=3",
     "scheduler.params.num_training_steps=20",
-    "optimizer.params.lr=0.01",
 )
 
 
@@ -43,24 +42,24 @@ def read_validation_metrics(run: Run) -> dict[int, dict[str, float]]:
 
 def test_changed_learning_rate_needs_hinted_override(tool: Tool) -> None:
     schedule = ("training.log_interval=1", "training.lr_scheduler=False")
-    tool("train", tool.preset("bert"), "--updates", "2", *schedule, "optimizer.params.lr=0.01")
+    tool("train", tool.write_preset("bert"), "--updates", "2", *schedule, "optimizer.params.lr=0.01")
     arguments = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
     assert tool.run_for_exit_code(*arguments) == 2
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     run = tool.get_run(tool(*arguments, hint.split()[2]))
     assert [read_train_events(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
-    assert tool.run_for_exit_code("train", "--resume", "last") == 2, "the run has reached its total"
+    assert tool.run_for_exit_code("train", "--resume", "last") == 2, "a run that reached its total must not be resumed"
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
     assert tool.run_for_exit_code(*split_command(command), "--updates", "1") == 0
 
 
 def test_changed_total_of_updates_is_reported(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "stepped", "do": "stop", "update": 2})
-    arguments = ("train", tool.preset("bert"), "--updates", "3")
+    arguments = ("train", tool.write_preset("bert"), "--updates", "3")
     assert tool.run_for_exit_code(*arguments) == 130 and "instead of" not in tool.errors
     set_faults()
     run = tool.train("--resume", "last")
-    assert "instead of" not in tool.errors, "the total is unchanged"
+    assert "instead of" not in tool.errors, "an unchanged total must not be reported"
     tool("train", "--resume", "last", "training.max_updates=5")
     assert "the total is 5 updates instead of 3" in tool.errors
     tool("train", "--resume", str(run.checkpoints / "current.ckpt"), "--epochs", "2")
@@ -68,7 +67,7 @@ def test_changed_total_of_updates_is_reported(tool: Tool, set_faults: SetFaults)
 
 
 def test_resuming_run_that_reached_its_total_is_refused_with_updates(tool: Tool) -> None:
-    preset = presets.load_preset(tool.preset("bert"))
+    preset = presets.load_preset(tool.write_preset("bert"))
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     mmf_paths = MmfPaths.resolve(tool.world.data, tool.save_dir)
@@ -79,12 +78,12 @@ def test_resuming_run_that_reached_its_total_is_refused_with_updates(tool: Tool)
     for spec, total in (("last", totals[0]), *((str(checkpoint), total) for total in totals)):
         assert tool.run_for_exit_code("train", "--resume", spec, *total) == 2
         assert "update 80" in tool.errors and "--init" in tool.errors
-        assert "--save-dir" in tool.errors, "the hint names the folder of this run"
+        assert "--save-dir" in tool.errors, "the hint must name the folder of this run"
     (tool.folder / "bert.yaml").unlink()
     assert tool.run_for_exit_code("train", "--resume", "last", *totals[0]) == 2
-    assert "--init" not in tool.errors and "PRESET" not in tool.errors, "a command without its preset would fail"
-    assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
-    assert not (run.path / "attempts").exists(), "MMF was not loaded"
+    assert "--init" not in tool.errors and "PRESET" not in tool.errors, "no hint may omit the preset"
+    assert list(tool.save_dir.glob("*/*")) == [run.path], "no other folder may exist"
+    assert not (run.path / "attempts").exists(), "MMF must not be loaded"
     request_before = run.request_file.read_bytes()
     assert tool.run_for_exit_code("train", "--resume", "last", "training.max_updates=null") == 2
     assert "training.max_epochs" in tool.errors
@@ -96,8 +95,9 @@ def test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights(
     tool: Tool, set_faults: SetFaults, workers: int
 ) -> None:
     """14 rows are four batches. The stops are after updates 2 and 4, when a validation is due, and 7."""
-    preset = tool.preset("vilbert")
-    arguments = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
+    preset = tool.write_preset("vilbert")
+    overrides = (*SCHEDULE, "optimizer.params.lr=0.01", f"training.num_workers={workers}")
+    arguments = ("--updates", "7", "--seed", "3", *overrides)
     uninterrupted = tool.train(preset, "--name", "whole", *arguments)
     set_faults(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
     assert tool.run_for_exit_code("train", preset, "--name", "parts", *arguments) == 130
@@ -109,7 +109,7 @@ def test_run_stopped_within_and_at_end_of_epoch_ends_with_same_weights(
     for field in ("lr", "loss", "epoch"):
         values = [[event[field] for event in read_train_events(run).values()] for run in (uninterrupted, resumed)]
         assert values[0] == values[1], field
-    assert len({event["lr"] for event in read_train_events(uninterrupted).values()}) > 5, "the schedule is active"
+    assert len({event["lr"] for event in read_train_events(uninterrupted).values()}) > 5, "the schedule must be active"
     resumed_metrics, uninterrupted_metrics = read_validation_metrics(resumed), read_validation_metrics(uninterrupted)
     # In a process without updates, kernels may sum up in another order.
     assert resumed_metrics.pop(7) == pytest.approx(uninterrupted_metrics.pop(7))

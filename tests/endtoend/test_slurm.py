@@ -25,7 +25,7 @@ def create_stub_cluster(tool: Tool) -> tuple[SlurmStub, list[str]]:
     environment = {"MMF_DATA_DIR": str(tool.world.data), "MMF_SAVE_DIR": str(tool.save_dir)}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     mmfw = f'#!/bin/sh\nexec "{sys.executable}" -m mmf_win "$@"\n'
-    arguments = [tool.preset("vilbert"), "--updates", str(_UPDATES), "--seed", "1"]
+    arguments = [tool.write_preset("vilbert"), "--updates", str(_UPDATES), "--seed", "1"]
     return SlurmStub(tool.folder, mmfw, environment), arguments
 
 
@@ -48,7 +48,7 @@ def test_stub_job_that_gets_signal_is_saved_requeued_and_resumed(
         assert job.wait() == 0
     assert [run] == list_runs(tool.save_dir) and run.path.parent.name == "vilbert-1"
     assert (run_state(run), RunRecord.read(run).summary.updates, start_updates(run)) == ("done", _UPDATES, [0, 3])
-    assert cluster.scontrol_calls() == ["requeue 7"], "it is requeued only once"
+    assert cluster.scontrol_calls() == ["requeue 7"], "the job must be requeued only once"
 
 
 def test_requeued_stub_job_without_checkpoint_starts_over(tool: Tool) -> None:

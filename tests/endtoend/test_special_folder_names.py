@@ -22,7 +22,7 @@ def test_run_with_user_code_works_in_folder_with_special_characters(
     code = folder / "code"
     code.mkdir()
     (code / "__init__.py").write_text("", encoding="utf-8")
-    run = special_tool.train(special_tool.preset("visual_bert"), "--updates", "2", f"env.user_dir={code}")
+    run = special_tool.train(special_tool.write_preset("visual_bert"), "--updates", "2", f"env.user_dir={code}")
     assert special_tool("predict", "--split", "dev_seen")["rows"] == 4
     assert special_tool.train("--resume", "last", "--updates", "3").path == run.path
     (special_tool.world.dataset / "features" / "detectron.lmdb" / "data.mdb").unlink()

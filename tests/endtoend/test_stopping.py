@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,79 +21,23 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord, run_state
 from mmf_win.runs.lookup import list_runs
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
-from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind, start_updates
+from tests.endtoend.conftest import (
+    CTRL_C,
+    INTERRUPTED_EXIT_CODE,
+    RunningCommand,
+    SetFaults,
+    Tool,
+    endless_training,
+    read_events_of_kind,
+    start_command,
+    start_updates,
+)
 from tests.worlds.liveness import LivenessMonitor, liveness_monitor
 from tests.worlds.process_tree import signal_process_tree
 from tests.worlds.tools import mark_wide, requires_console_events
 
-_INTERRUPTED = 130
 _WINDOWS = sys.platform == "win32"
-_CTRL_C = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
 _TERM = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM
-
-
-class RunningCommand:
-    """Process of an ``mmfw`` command that is running.
-
-    Attributes:
-        process: the process.
-        output: what was read of its stderr so far.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], tool: Tool) -> None:
-        self.process = process
-        self._tool = tool
-        self.output = ""
-
-    def wait_for_event(self, kind: str) -> Run:
-        """Wait until a run has recorded an event of this kind, and return the run."""
-        runs: list[Run] = self.wait_until(
-            lambda: [r for r in list_runs(self._tool.save_dir) if read_events_of_kind(r, kind)]
-        )
-        return runs[0]
-
-    def wait_until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until the condition returns a true value, and return it; fail if the command ends."""
-        while not (value := condition()):
-            assert self.process.poll() is None, "the command has ended"
-            time.sleep(0.02)
-        return value
-
-    def wait_for_exit(self) -> int:
-        """Read stderr to its end and return the exit code."""
-        assert self.process.stderr is not None
-        self.output += self.process.stderr.read()
-        return self.process.wait()
-
-    def wait_for_output(self, text: str) -> None:
-        """Read stderr until it contains a text."""
-        assert self.process.stderr is not None
-        while text not in self.output:
-            line = self.process.stderr.readline()
-            assert line, f"{text!r} is not in {self.output!r}"
-            self.output += line
-
-
-@contextmanager
-def start_command(tool: Tool, *arguments: str) -> Iterator[RunningCommand]:
-    """Start ``mmfw`` with these arguments; kill it at the end."""
-    folders = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-    command_line = [sys.executable, "-m", "mmf_win", *arguments, *folders]
-    group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
-    environ = {**os.environ, "PYTHONUTF8": "1"}  # stderr is read as UTF-8
-    with subprocess.Popen(
-        command_line, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group, env=environ
-    ) as process:
-        try:
-            yield RunningCommand(process, tool)
-        finally:
-            process.kill()
-
-
-def endless_training(tool: Tool, workers: int = 0) -> list[str]:
-    """Return the arguments of a training that only a signal ends."""
-    overrides = ("training.log_interval=1", f"training.num_workers={workers}")
-    return ["train", tool.preset("vilbert"), "--updates", "100000", *overrides]
 
 
 def assert_resumes(tool: Tool, run: Run) -> None:
@@ -107,12 +49,12 @@ def assert_resumes(tool: Tool, run: Run) -> None:
 
 
 @requires_console_events
-@pytest.mark.parametrize(("signal_number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)]))
+@pytest.mark.parametrize(("signal_number", "workers"), mark_wide([(CTRL_C, 0), (_TERM, 2)], except_for=[(CTRL_C, 0)]))
 def test_first_signal_saves_checkpoint_and_run_resumes_from_it(tool: Tool, signal_number: int, workers: int) -> None:
     with start_command(tool, *endless_training(tool, workers)) as command:
         run = command.wait_for_event("train")
         command.process.send_signal(signal_number)
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "saving… press Ctrl+C again to end at once" in command.output
     updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}; checkpoint saved\nresume with `mmfw train" in command.output
@@ -140,8 +82,8 @@ def test_run_in_use_by_prediction_is_not_removed(tool: Tool, set_faults: SetFaul
 def test_ctrl_c_during_import_of_mmf_ends_training_at_once(tool: Tool) -> None:
     with start_command(tool, *endless_training(tool)) as command:
         run = command.wait_for_event("run_started")
-        command.process.send_signal(_CTRL_C)
-        assert command.wait_for_exit() == _INTERRUPTED
+        command.process.send_signal(CTRL_C)
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "nothing new to save" in command.output and "--resume" not in command.output
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
@@ -154,7 +96,7 @@ def test_signal_before_first_update_ends_training_at_once(tool: Tool, set_faults
     with start_command(tool, *endless_training(tool, workers=2)) as command:
         command.wait_until(reached.exists)
         command.process.send_signal(_TERM)
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "nothing new to save" in command.output
 
 
@@ -169,10 +111,10 @@ def test_ctrl_c_during_validation_or_save_saves_checkpoint(
     with start_command(tool, *endless_training(tool), *intervals) as command:
         command.wait_until(reached.exists)
         (run,) = list_runs(tool.save_dir)
-        command.process.send_signal(_CTRL_C)
+        command.process.send_signal(CTRL_C)
         command.wait_for_output("press Ctrl+C again")
         reached.with_name("reached.go").touch()
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert RunRecord.read(run).summary.updates >= 2
     assert_resumes(tool, run)
 
@@ -184,11 +126,11 @@ def test_ctrl_c_ends_prediction_at_once_without_result(tool: Tool, set_faults: S
     set_faults({"at": "validation", "do": "hang", "once": str(reached)})
     with start_command(tool, "predict") as command:
         command.wait_until(reached.exists)
-        command.process.send_signal(_CTRL_C)
-        assert command.wait_for_exit() == _INTERRUPTED
+        command.process.send_signal(CTRL_C)
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "stopping" in command.output and "--resume" not in command.output
     assert not list(run.reports.glob("*.csv"))
-    assert run_state(run) == "done", "an interrupted prediction is not an interrupted training"
+    assert run_state(run) == "done", "an interrupted prediction must not count as an interrupted training"
 
 
 @requires_console_events
@@ -199,11 +141,11 @@ def test_ctrl_c_at_end_of_prediction_cancels_remaining_splits(
     set_faults({"at": "ending", "do": "wait", "once": str(reached)})
     with start_command(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as command:
         command.wait_until(reached.exists)
-        command.process.send_signal(_CTRL_C)
+        command.process.send_signal(CTRL_C)
         command.wait_for_output("press Ctrl+C again")
         reached.with_name("reached.go").touch()
-        assert command.wait_for_exit() == _INTERRUPTED, command.output
-    assert len([*run.path.glob("attempts/*")]) == 2, "one for training and one for the first split"
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE, command.output
+    assert len([*run.path.glob("attempts/*")]) == 2, "only training and the first split must have an attempt"
     assert not list(run.reports.iterdir())
 
 
@@ -221,16 +163,16 @@ def create_hanging_faults(monitor: LivenessMonitor, hanging: Path) -> list[dict[
 
 
 def stop_with_second_ctrl_c(command: RunningCommand) -> None:
-    command.process.send_signal(_CTRL_C)
+    command.process.send_signal(CTRL_C)
     command.wait_for_output("press Ctrl+C again")
     time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first Ctrl+C was counted before the message was printed
-    command.process.send_signal(_CTRL_C)
-    assert command.wait_for_exit() == _INTERRUPTED
+    command.process.send_signal(CTRL_C)
+    assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
 
 
 def stop_without_progress(command: RunningCommand) -> None:
-    command.process.send_signal(_CTRL_C)
-    assert command.wait_for_exit() == _INTERRUPTED
+    command.process.send_signal(CTRL_C)
+    assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert "lack of progress" in command.output
 
 
@@ -265,11 +207,11 @@ def test_hanging_worker_and_its_loader_workers_are_killed(
 def test_worker_saves_checkpoint_and_exits_after_parent_is_killed(tool: Tool) -> None:
     with start_command(tool, *endless_training(tool)) as command:
         runs = command.wait_until(lambda: list_runs(tool.save_dir))
-        assert run_state(runs[0]) == "running", "as soon as it is listed"
+        assert run_state(runs[0]) == "running", "the run must be running as soon as it is listed"
         run = command.wait_for_event("train")
         kill_command(command)
     with file_lock(run.training_lock_file, timeout=120):
-        assert AttemptOutcome.load(run.outcome_file), "the worker holds the lock until it ends"
+        assert AttemptOutcome.load(run.outcome_file), "the worker must hold the lock until it ends"
     assert run_state(run) == "interrupted"
     assert_resumes(tool, run)
 
@@ -281,14 +223,14 @@ def test_signal_to_worker_saves_checkpoint(tool: Tool) -> None:
         run = command.wait_for_event("train")
         (started,) = read_events_of_kind(run, "run_started")
         os.kill(started["pid"], signal.SIGTERM)
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert_resumes(tool, run)
 
 
 @pytest.mark.wide
 def test_worker_that_does_not_exit_after_training_does_not_block_command(tool: Tool, set_faults: SetFaults) -> None:
     set_faults({"at": "forward", "do": "linger", "update": 1})
-    result = tool("train", tool.preset("vilbert"), "--updates", "1")
+    result = tool("train", tool.write_preset("vilbert"), "--updates", "1")
     assert result["state"] == "done"
 
 
@@ -300,7 +242,7 @@ def test_signal_to_all_training_processes_saves_checkpoint(tool: Tool, signal_na
     with start_command(tool, *endless_training(tool, workers)) as command:
         run = command.wait_for_event("train")
         signal_process_tree(command.process.pid, getattr(signal, signal_name))
-        assert command.wait_for_exit() == _INTERRUPTED, command.output
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE, command.output
     updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}; checkpoint saved" in command.output
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
@@ -319,7 +261,7 @@ def test_training_saves_although_loader_hangs_or_dies_after_stop_request(
         command.process.send_signal(_TERM)
         command.wait_for_output("press Ctrl+C again")
         waiting.with_name("waiting.go").touch()
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", command.output
 
 
@@ -331,7 +273,7 @@ def test_repeated_signal_is_one_stop_request(tool: Tool, signal_name: str) -> No
         command.process.send_signal(getattr(signal, signal_name))
         command.wait_for_output("press Ctrl+C again")
         command.process.send_signal(getattr(signal, signal_name))
-        assert command.wait_for_exit() == _INTERRUPTED
+        assert command.wait_for_exit() == INTERRUPTED_EXIT_CODE
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", command.output
 
 
@@ -339,7 +281,7 @@ def test_repeated_signal_is_one_stop_request(tool: Tool, signal_name: str) -> No
 def test_ctrl_c_ignored_at_start_does_not_stop_training(tool: Tool) -> None:
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
     try:
-        with start_command(tool, "train", tool.preset("vilbert"), "--updates", "6") as command:
+        with start_command(tool, "train", tool.write_preset("vilbert"), "--updates", "6") as command:
             run = command.wait_for_event("train_started")
             command.process.send_signal(signal.SIGINT)
             assert command.wait_for_exit() == 0

@@ -1,4 +1,4 @@
-"""Sweeps of real trainings: the table over seeds, stopped sweeps and pruned tasks."""
+"""Sweeps of real runs: the table over seeds, stopped sweeps and pruned tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_task_runs(sweep_dir: Path) -> list[Run]:
 
 
 def test_sweep_run_trains_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
-    preset, sweep_dir = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    preset, sweep_dir = tool.write_preset("text"), tool.save_dir / "sweeps" / "text"
     arguments = [preset, "--seeds", "1-3", "--slots", "2", "--updates", "2", "optimizer.params.lr=1e-4,"]
     assert tool.run_for_exit_code("sweep", "run", *arguments) == 2  # the empty value is reported before any task runs
     assert not sweep_dir.exists()
@@ -68,7 +68,7 @@ def test_sweep_run_trains_preset_with_three_seeds_in_two_slots(tool: Tool) -> No
 
 
 def test_invalid_overrides_are_rejected_before_any_task_starts(tool: Tool) -> None:
-    preset = tool.preset("text")
+    preset = tool.write_preset("text")
     for arguments, message in {
         ("optimizer.params.lr=1,zwei",): "lr: expected a number, got 'zwei'",
         ("training.batch_sizes=1,2",): "batch_sizes",
@@ -87,7 +87,7 @@ def test_invalid_overrides_are_rejected_before_any_task_starts(tool: Tool) -> No
 def test_printed_command_resumes_stopped_sweep(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     set_faults({"at": "forward", "do": "wait_to_be_stopped", "update": 2, "once": str(reached)})
-    preset, sweep_dir = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    preset, sweep_dir = tool.write_preset("text"), tool.save_dir / "sweeps" / "text"
     process = start_sweep(tool, preset, "--seeds", "1-2", "--updates", "4", "--slots", "1")
     while not reached.exists():
         assert process.poll() is None, process.communicate()
@@ -110,7 +110,7 @@ def test_printed_command_resumes_stopped_sweep(tool: Tool, set_faults: SetFaults
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for all processes of a job")
 @pytest.mark.parametrize("signal_name", mark_wide(["SIGTERM", "SIGUSR1"], except_for=["SIGTERM"]))
 def test_signal_to_all_sweep_processes_saves_running_task(tool: Tool, signal_name: str) -> None:
-    preset, sweep_dir = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    preset, sweep_dir = tool.write_preset("text"), tool.save_dir / "sweeps" / "text"
     overrides = ("training.num_workers=2", "training.log_interval=1")
     with start_sweep(tool, preset, "--seeds", "1-2", "--slots", "1", "--updates", "100000", *overrides) as process:
         while (
@@ -149,7 +149,7 @@ class _FakePruningSearch(OptunaSearch):
 
 @pytest.mark.wide
 def test_training_pruned_by_fake_search_is_saved_and_frees_its_slot(tool: Tool) -> None:
-    train_command = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
+    train_command = f"mmfw train '{tool.write_preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     intervals = "training.evaluation_interval=2 training.log_interval=1"
     specification = make_specification(
         f"template: {{train: \"{train_command} {intervals}\", test: 'echo {{n}}'}}\n---\nn: 1\n"

@@ -1,4 +1,4 @@
-"""Trainings with a tracker: they do not depend on the tracking process (the follower) or its server."""
+"""Runs with a tracker: they do not depend on the tracking process (the follower) or its server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
-from tests.endtoend.conftest import Tool, assert_same_weights, logged_losses
-from tests.endtoend.test_stopping import start_command
+from tests.endtoend.conftest import Tool, assert_same_weights, logged_losses, start_command
 from tests.tracking.conftest import mlflow, server  # noqa: F401
 from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 
@@ -52,9 +51,9 @@ def test_upload_is_completed_after_follower_was_killed(
     tool: Tool,
     mlflow: MlflowExperiment,  # noqa: F811
 ) -> None:
-    untracked_run = tool.train(tool.preset("visual_bert"), *_ARGUMENTS, "--name", "alone")
+    untracked_run = tool.train(tool.write_preset("visual_bert"), *_ARGUMENTS, "--name", "alone")
     with start_command(
-        tool, "train", tool.preset("visual_bert"), *_ARGUMENTS, *_TRACK, "--name", "followed"
+        tool, "train", tool.write_preset("visual_bert"), *_ARGUMENTS, *_TRACK, "--name", "followed"
     ) as command:
         [run] = command.wait_until(lambda: [*map(Run, tool.save_dir.glob("followed/*"))])
         [pid] = command.wait_until(lambda: list_follower_pids(run))
@@ -78,7 +77,7 @@ def test_upload_is_completed_after_follower_was_killed(
 
 def test_server_that_never_answers_does_not_block_training(tool: Tool, silent_server: str) -> None:
     models = ("--track-models", "best")
-    with start_command(tool, "train", tool.preset("visual_bert"), *_ARGUMENTS, *_TRACK, *models) as command:
+    with start_command(tool, "train", tool.write_preset("visual_bert"), *_ARGUMENTS, *_TRACK, *models) as command:
         run = command.wait_for_event("train")
         assert command.wait_for_exit() == 0
     assert command.output.count("mmfw track push") == 1 and "server does not answer" in command.output
@@ -87,7 +86,7 @@ def test_server_that_never_answers_does_not_block_training(tool: Tool, silent_se
 
 
 def test_ctrl_c_ends_follower_of_training(tool: Tool, silent_server: str) -> None:
-    with start_command(tool, "train", tool.preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
+    with start_command(tool, "train", tool.write_preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
         run = command.wait_for_event("train")
         command.process.send_signal(signal.SIGINT)
         assert command.wait_for_exit() == 130
@@ -95,7 +94,7 @@ def test_ctrl_c_ends_follower_of_training(tool: Tool, silent_server: str) -> Non
 
 
 def test_follower_exits_after_mmfw_was_killed_and_worker_has_ended(tool: Tool, silent_server: str) -> None:
-    with start_command(tool, "train", tool.preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
+    with start_command(tool, "train", tool.write_preset("visual_bert"), *_ENDLESS, *_TRACK) as command:
         run = command.wait_for_event("train")
         command.process.kill()
         command.process.wait()

@@ -1,4 +1,4 @@
-"""Files, options and outcomes of trainings."""
+"""Files, options and outcomes of runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_local_bert_is_loaded_into_model_without_hub_requests(tool: Tool, monkey
         monkeypatch.delenv(name, raising=False)
     with WebServer.serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        preset = tool.preset("bert", offline=False)
+        preset = tool.write_preset("bert", offline=False)
         run = tool.train(preset, "--updates", "1", "optimizer.params.lr=0.0")
         tool("predict")
     assert not hub.requests
     groups = load_checkpoint(run)["optimizer"]["param_groups"]
-    assert {group["weight_decay"] for group in groups} == {0.0}, "as in the experiments of the papers"
+    assert {group["weight_decay"] for group in groups} == {0.0}, "weight decay must be 0, as in the papers"
     saved_weights = load_file(tool.world.bert / "model.safetensors")
     encoder = {name.removeprefix("bert."): value for name, value in saved_weights.items() if name.startswith("bert.")}
     assert len(encoder) > 30
@@ -61,17 +61,17 @@ def test_spawned_data_loader_workers_find_mmf_and_patches(tool: Tool) -> None:
     user_dir = tool.folder / "spawning"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(_SPAWNING_USER_CODE, encoding="utf-8")
-    settings = {**tool.settings("vilbert"), "env": {"user_dir": str(user_dir)}}
+    settings = {**tool.recipe_settings("vilbert"), "env": {"user_dir": str(user_dir)}}
     settings["training"]["num_workers"] = 2
-    preset = tool.preset("vilbert", settings=settings)
+    preset = tool.write_preset("vilbert", settings=settings)
     assert tool.run_for_exit_code("train", preset, "--updates", "2") == 3
     assert str(user_dir) in tool.errors and "--trust" in tool.errors
-    assert not tool.save_dir.exists(), "a run was created"
+    assert not tool.save_dir.exists(), "no run may exist"
     assert tool("train", preset, "training.max_updates=2", "--trust")["updates"] == 2
 
 
 def test_run_folder_records_request_events_and_outcome(tool: Tool) -> None:
-    result = tool("train", tool.preset("vilbert"), "--updates", "4", "--name", "проба", "--seed", "3")
+    result = tool("train", tool.write_preset("vilbert"), "--updates", "4", "--name", "проба", "--seed", "3")
     run = tool.get_run(result)
     assert run.path.parent == tool.save_dir / "проба"
     request = run.request()
@@ -91,10 +91,10 @@ def test_run_folder_records_request_events_and_outcome(tool: Tool) -> None:
 
 
 def test_dry_run_prints_settings_and_records_nothing(tool: Tool) -> None:
-    preset, tool = tool.preset("vilbert"), tool.with_world_copy("not read before")
+    preset, tool = tool.write_preset("vilbert"), tool.with_world_copy("not read before")
     for record in (*tool.folder.rglob("SHA256SUMS*"), *tool.folder.rglob("mmfw-checked.json")):
         record.unlink()
-    before = {*tool.folder.rglob("*")}
+    paths_before = {*tool.folder.rglob("*")}
     arguments = ("--updates", "4", "--precision", "fp32", "training.num_workers=0")
     settings = tool("train", preset, "--dry-run", *arguments)
     training = settings["training"]
@@ -103,8 +103,9 @@ def test_dry_run_prints_settings_and_records_nothing(tool: Tool) -> None:
     assert tool.run_for_exit_code("train", preset, "--dry-run", "training.batch_size=0") == 2
     for override in ("optimizer.params.betas=[0.9,1.0]", "scheduler.params.num_warmup_steps=-1"):
         assert tool.run_for_exit_code("train", preset, "--dry-run", override) == 2
-    after = {*tool.folder.rglob("*")}
-    assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "only a cache was written"
+    paths = {*tool.folder.rglob("*")}
+    assert paths_before <= paths, "no file may be removed"
+    assert {path.name for path in paths - paths_before} <= {"mmfw-keys.json"}, "only a cache may be written"
     result = tool("train", preset, *arguments)
     assert read_json(tool.get_run(result).path / "attempts" / "1" / "request.json")["settings"] == settings
     saved_settings = tool("runs", "show", "--config")
@@ -113,7 +114,7 @@ def test_dry_run_prints_settings_and_records_nothing(tool: Tool) -> None:
 
 
 def test_unlabelled_test_set_is_predicted_without_scores(tool: Tool, tmp_path: Path) -> None:
-    preset = tool.preset("vilbert")
+    preset = tool.write_preset("vilbert")
     tool.world = tiny_mmf.copy_without_labels(tool.world, tmp_path / "unlabelled")
     assert tool("train", preset, "--updates", "1")["state"] == "done"
     result = tool("predict")
@@ -130,12 +131,12 @@ def test_list_item_override_reaches_mmf_and_is_kept_on_resume(tool: Tool) -> Non
     annotations = "dataset_config.hateful_memes.annotations"
     override = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
     overrides = ("training.experiment_name=lr=high", override)
-    run = tool.train(tool.preset("vilbert"), "--epochs", "1", *overrides)
+    run = tool.train(tool.write_preset("vilbert"), "--epochs", "1", *overrides)
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert config.training.experiment_name == "lr=high"
     assert OmegaConf.select(config, f"{annotations}.train") == [override.partition("=")[2]]
     [started] = read_events_of_kind(run, "train_started")
-    assert started["max_updates"] == 1, "dev_seen is one batch of four"
+    assert started["max_updates"] == 1, "an epoch must be one batch of four rows"
     assert tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
     config = OmegaConf.load(run.checkpoints / "config.yaml")
@@ -148,10 +149,10 @@ def test_list_item_override_reaches_mmf_and_is_kept_on_resume(tool: Tool) -> Non
 
 def test_training_for_epochs_reports_total_number_of_updates(tool: Tool) -> None:
     """14 rows are 4 batches. The preset sets another number of updates; epochs take precedence over it."""
-    settings = tool.settings("bert")
+    settings = tool.recipe_settings("bert")
     settings["training"]["max_updates"] = 22000
     overrides = ("training.max_epochs=2", "training.log_interval=1")
-    result = tool("train", tool.preset("bert", settings=settings), *overrides)
+    result = tool("train", tool.write_preset("bert", settings=settings), *overrides)
     assert (result["updates"], result["max_updates"]) == (8, 8)
     run = tool.get_run(result)
     events = read_events_of_kind(run, "train_started") + read_events_of_kind(run, "train")
@@ -168,7 +169,7 @@ def test_validation_rows_with_one_label_cause_warning_with_hint(tool: Tool) -> N
     one_label_file = tool.folder / "one label.jsonl"
     one_label_file.write_text("\n".join(row for row in rows if '"label": 0' in row), encoding="utf-8")
     key = "dataset_config.hateful_memes.annotations.val[0]"
-    run = tool.train(tool.preset("bert"), "--updates", "1", f"{key}={one_label_file}")
+    run = tool.train(tool.write_preset("bert"), "--updates", "1", f"{key}={one_label_file}")
     warning_position, start_position = tool.errors.index("there is no AUROC"), tool.errors.index("training on")
     assert warning_position < start_position and f"{key}=FILE" in tool.errors
     assert not (run.checkpoints / "best.ckpt").exists()
@@ -188,7 +189,7 @@ def test_rows_without_image_are_excluded_from_overridden_annotations(tool: Tool)
         "1",
         "--allow-missing",
     )
-    result = tool("train", tool.preset("image"), *arguments, "--batch-size", "7")
+    result = tool("train", tool.write_preset("image"), *arguments, "--batch-size", "7")
     assert result["updates"] == 1
     assert "user 1 of 8" in tool.errors
 
@@ -206,10 +207,10 @@ def test_rows_without_image_are_excluded_from_overridden_annotations(tool: Tool)
 def test_invalid_override_is_rejected_before_run_is_created(
     tool: Tool, overrides: tuple[str, ...], exit_code: int, message: str
 ) -> None:
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *overrides) == exit_code
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), *overrides) == exit_code
     assert message in tool.errors
     assert "Traceback" not in tool.errors
-    assert not tool.save_dir.exists(), "a run was created"
+    assert not tool.save_dir.exists(), "no run may exist"
 
 
 def test_unusable_cache_folder_is_rejected_before_anything_starts(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_unusable_cache_folder_is_rejected_before_anything_starts(tool: Tool, mo
     monkeypatch.setenv("MMF_CACHE_DIR", str(cache))
     sweep = tool.folder / "sweep.yaml"
     sweep.write_text("template: {t: 'mmfw train {p}'}\n---\np: any\n", encoding="utf-8")
-    preset = tool.preset("vilbert")
+    preset = tool.write_preset("vilbert")
     for arguments in (("train", preset), ("train", preset, "--dry-run"), ("sweep", "run", str(sweep), "-r", "cpu")):
         assert tool.run_for_exit_code(*arguments) == 3
         assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
@@ -233,5 +234,5 @@ def test_python_variables_that_break_worker_are_ignored(tool: Tool, monkeypatch:
         monkeypatch.setenv(name, value)
     plan._warn_about_environment.cache_clear()
     monkeypatch.setattr(attempts, "WORKER_COMMAND", module_command("mmf_win.worker.entry"))
-    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--updates", "1") == 0
+    assert tool.run_for_exit_code("train", tool.write_preset("vilbert"), "--updates", "1") == 0
     assert "ignoring PYTHONOPTIMIZE, PYTHONTRACEMALLOC, PYTHONWARNINGS" in tool.errors

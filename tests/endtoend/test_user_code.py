@@ -103,8 +103,8 @@ def test_code_in_model_folder_runs_only_with_trust(tool: Tool, tmp_path: Path, m
     overrides: Any = {"type": str(folder), "params": {"trust_remote_code": True}}
     for name in ("tokenizer_config", "params", "text_processor", "processors", "hateful_memes"):
         overrides = {name: overrides}
-    settings = merge_settings(tool.settings("bert"), {"dataset_config": overrides})
-    preset = tool.preset("bert", settings=settings)
+    settings = merge_settings(tool.recipe_settings("bert"), {"dataset_config": overrides})
+    preset = tool.write_preset("bert", settings=settings)
     assert tool.run_for_exit_code("train", preset, "--updates", "1") == 3
     assert "own.py" in tool.errors and "--trust" in tool.errors
     assert not marker.exists()

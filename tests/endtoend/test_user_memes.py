@@ -43,8 +43,8 @@ def test_user_memes_get_same_probabilities_as_split(recipe: str, tool: Tool) -> 
     user_result = tool("predict", "--memes", str(table))
     assert probabilities(user_result) == probabilities(split_result)
     assert predicted_ids(user_result) == [f"мем {id_}" for id_ in predicted_ids(split_result)]
-    assert user_result["auroc"] is None, "the table has no labels"
-    assert sorted(file.name for file in table.parent.iterdir()) == files_before, "the user's folder is unchanged"
+    assert user_result["auroc"] is None, "memes without labels must have no score"
+    assert sorted(file.name for file in table.parent.iterdir()) == files_before, "the user's folder must not change"
     page = Path(user_result["report"]).read_text(encoding="utf-8")
     assert "мои мемы.csv" in page and predicted_ids(user_result)[0] in page and 'id="gallery"' in page
     assert page.count("data:image/webp") == len(predicted_ids(split_result))
@@ -60,7 +60,7 @@ def test_single_meme_is_predicted_without_dataset_and_output_file(tool: Tool) ->
     result = tool("predict", "--image", str(image), "--text", row.text)
     [proba] = [result["proba"]]
     table_probas = probabilities(tool("predict", "--memes", str(table), "--no-report"))
-    assert proba == pytest.approx(table_probas[0], abs=1e-5), "only the size of the batch differs"
+    assert proba == pytest.approx(table_probas[0], abs=1e-5), "the size of the batch must not matter"
     assert len(list(run.reports.glob("*.csv"))) == 1
     assert tool.run_for_exit_code("predict", "--image", str(image), "--text", row.text) == 0
     assert tool.output.strip() == f"{proba:.4f}"
@@ -117,13 +117,13 @@ def test_ensemble_writes_predictions_of_user_memes_to_output_folder(
     for result, members in zip(results, [[runs[0]], [runs[1]], runs], strict=True):
         page = Path(result["report"]).read_text(encoding="utf-8")
         assert "мои мемы.csv" in page and all(run.id in page for run in members)
-    written = {path: path.read_bytes() for path in (tool.folder / "new/folder").iterdir()}
+    contents = {path: path.read_bytes() for path in (tool.folder / "new/folder").iterdir()}
     outputs = {Path(result[kind]) for result in results for kind in ("csv", "report")}
-    assert outputs == {path for path in written if path.suffix in (".csv", ".html")}
-    assert len(written) == 4 * len(results), "each page and CSV comes with its scores and its memes"
+    assert outputs == {path for path in contents if path.suffix in (".csv", ".html")}
+    assert len(contents) == 4 * len(results), "each page and CSV must come with its scores and its memes"
     assert not any(run.reports.exists() for run in runs) and not (tool.save_dir / "ensembles").exists()
     run_predict(tool, *arguments, "--no-report")
-    assert {path: path.read_bytes() for path in written} == written, "nothing is overwritten"
+    assert {path: path.read_bytes() for path in contents} == contents, "no file may be overwritten"
 
 
 def test_user_memes_without_region_features_are_refused_with_hint(tool: Tool, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_user_csv_dataset_is_trained_on_and_predicted_with_its_ids(tool: Tool, t
     shutil.rmtree(user_tool.world.dataset)
     assert main(["convert", "--zip", str(source), "--data-dir", str(user_tool.world.data)]) == 0
     tool.read_output()
-    assert user_tool("train", user_tool.preset("concat_bert"), "--updates", "2")["state"] == "done"
+    assert user_tool("train", user_tool.write_preset("concat_bert"), "--updates", "2")["state"] == "done"
     assert predicted_ids(user_tool("predict")) == ["test-0", "test-1", "test-2"]
 
 
@@ -214,7 +214,7 @@ def test_suggested_next_command_works_without_test_split(tool: Tool) -> None:
     user_tool = tool.with_world_copy("world")
     for split in user_tool.world.dataset.glob("annotations/test*.jsonl"):
         split.unlink()
-    assert user_tool.run_for_exit_code("train", user_tool.preset("bert"), "--updates", "1") == 0
+    assert user_tool.run_for_exit_code("train", user_tool.write_preset("bert"), "--updates", "1") == 0
     [command] = re.findall("^next: mmfw (.*)", user_tool.errors, re.MULTILINE)
     assert user_tool.run_for_exit_code(*split_command(command)) == 0
     assert "dev_unseen" in user_tool.output

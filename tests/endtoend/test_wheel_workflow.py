@@ -26,8 +26,8 @@ from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
 from tests.worlds.liveness import liveness_monitor
-from tests.worlds.odd_names import ALL_CHARACTERS
 from tests.worlds.packages import ROOT, Packages, clean_environment, install_wheel_isolated
+from tests.worlds.special_names import ALL_CHARACTERS
 
 pytestmark = [
     pytest.mark.wide,  # `scripts/test.py --windows` always runs it
@@ -126,7 +126,7 @@ class Demo:
 def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) -> None:
     """Wait until a run has recorded an update."""
     while not any(e["kind"] == "train" and e["update"] >= update for e in read_events(run.events)):
-        assert process.poll() is None, f"mmfw ended before update {update}"
+        assert process.poll() is None, f"mmfw must not end before update {update}"
         time.sleep(0.05)
 
 
@@ -144,7 +144,7 @@ def test_demo_is_stopped_resumed_killed_verified_and_predicted(tmp_path: Path, w
         assert f"$ mmfw {command}" in errors
     assert predicted_ids(Path(result["csv"])) == annotated_ids(demo.paths.dataset, "test_unseen")
     verified = demo.mmfw("verify", "demo")
-    assert [file["state"] for file in verified] == ["intact", "recorded"], "region features and BERT"
+    assert [file["state"] for file in verified] == ["intact", "recorded"], "only region features and BERT may be listed"
     assert verified[0]["against"] == "the archive features.tar.gz"
 
     run = Run(next(demo.paths.save_dir.glob(f"demo/{Path(result['run']).name}")))
@@ -164,7 +164,7 @@ def test_demo_is_stopped_resumed_killed_verified_and_predicted(tmp_path: Path, w
             monitor.wait_for_processes(3)
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
-        assert monitor.wait_until_all_exited(), "the worker and its two loader workers"
+        assert monitor.wait_until_all_exited(), "the worker and its two loader workers must exit"
     with file_lock(run.training_lock_file, timeout=120):
         killed = demo.mmfw("runs", "show", run.id)
 
@@ -189,7 +189,7 @@ def test_demo_is_stopped_resumed_killed_verified_and_predicted(tmp_path: Path, w
     sweep = demo.mmfw("sweep", "run", "demo", "--seeds", "1-2", "--slots", "2", "--updates", "4")
     [table_row] = sweep["table"]
     assert table_row["runs"] == 2 and 0 <= table_row["auroc"] <= 1 and table_row["auroc_sd"] is not None
-    assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
+    assert list(tmp_path.iterdir()) == [folder], "no file may be written elsewhere"
 
     with zipfile.ZipFile(
         demo.mmfw("doctor", "--report", str(tmp_path / "bug.zip"), "--run", run.id)["report"]

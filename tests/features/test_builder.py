@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DatasetError
-from tests.features.test_safe_pickle import UnusualObject
 from tests.worlds import feature_files, hostile_archives
+from tests.worlds.pickles import UnusualObject
 from tests.worlds.tools import LazyModule, requires_package
 
 np = pytest.importorskip("numpy")

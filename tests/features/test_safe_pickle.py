@@ -16,6 +16,7 @@ np = pytest.importorskip("numpy")
 
 from mmf_win.features.safe_pickle import UnsafePickleError, load_npy, load_pickle  # noqa: E402
 from tests.worlds import pickles  # noqa: E402
+from tests.worlds.pickles import UnusualObject  # noqa: E402
 
 _OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
 _PART = (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)
@@ -24,16 +25,6 @@ _OTHERWISE = {
     **dict.fromkeys(("a large bytearray", "large bytes", "many digits", "many marks", "many parts"), "damaged"),
     **dict.fromkeys(("a large frame", "a large memo"), "read"),  # they only declare a size that is not used
 }
-
-
-class UnusualObject:
-    """Object whose pickle contains a call that numpy does not write."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.parts
 
 
 _READ_WITH_LITTLE_MEMORY = """

@@ -34,7 +34,7 @@ from mmf_win.upstream.default_settings import resume_settings, settings_for_all_
 from mmf_win.upstream.zoo import DATASET_ZOO_FILE, MODEL_ZOO_FILE, Zoo
 from tests.worlds.memes import write_tree
 from tests.worlds.mmf_configuration import ConfigQuery, iter_leaves, query_mmf
-from tests.worlds.odd_names import ODD_NAMES
+from tests.worlds.special_names import SPECIAL_NAMES
 from tests.worlds.tools import is_wine, mark_wide
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -231,7 +231,7 @@ def read_leaves(root: Path, folder: Path, query: ConfigQuery) -> dict[str, Any]:
 @pytest.mark.wide
 def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path) -> None:
     by_folder = {}
-    for name in ODD_NAMES:
+    for name in SPECIAL_NAMES:
         folder = tmp_path / name
         features, config = folder / "x.lmdb", folder / "own.yaml"
         features.mkdir(parents=True)

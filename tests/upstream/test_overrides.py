@@ -17,7 +17,7 @@ from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.overrides import RESERVED_KEYS, apply_overrides, require_valid_settings
 from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS, read_version, versions_with_key
 from tests.worlds.mmf_configuration import iter_leaves
-from tests.worlds.odd_names import ODD_NAMES
+from tests.worlds.special_names import SPECIAL_NAMES
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -34,7 +34,7 @@ def config_with_overrides(root: Path, places: MmfPaths, *overrides: str) -> Any:
 
 
 def test_existing_path_is_taken_literally(tmp_path: Path) -> None:
-    for name in ODD_NAMES:
+    for name in SPECIAL_NAMES:
         path = tmp_path / name
         path.mkdir()
         config = OmegaConf.create({"checkpoint": {"resume_file": None}})

@@ -112,7 +112,7 @@ def _accept_clients(listener: Listener, path: str, *, needs_lease: bool = True) 
         ready = wait([server_socket, *leases], timeout=60 if needs_lease and not leases else None)
         if needs_lease and not ready:
             os._exit(0)  # the process that started it died before it acquired a lease
-        had_lease, leases = bool(leases), [held for held in leases if held not in ready]
+        had_lease, leases = bool(leases), [lease for lease in leases if lease not in ready]
         if had_lease and not leases:
             os._exit(0)
         if server_socket not in ready:

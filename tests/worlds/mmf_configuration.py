@@ -43,17 +43,17 @@ def query_mmf(
     zoo_keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the answers of the real MMF in a folder, by default in the environment of this process.
+    """Return the results of the real MMF in a folder, by default in the environment of this process.
 
     Returns:
         ``configurations``: for each query, the complete configuration or the name of the exception that was raised.
         ``zoo``: for each key and for the dataset, the version and the resources.
         ``models``: for each model, the configuration that its class names.
     """
-    questions = {"queries": [asdict(query) for query in queries], "zoo_keys": list(zoo_keys)}
+    request = {"queries": [asdict(query) for query in queries], "zoo_keys": list(zoo_keys)}
     result = subprocess.run(
         [sys.executable, "-m", __name__, str(root)],
-        input=json.dumps(questions),
+        input=json.dumps(request),
         cwd=_TESTS_PARENT,
         env=None if environment is None else dict(environment),
         capture_output=True,

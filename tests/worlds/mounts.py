@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_NO_RIGHT_REASON = "no right to mount a file system"
+_NO_PERMISSION_REASON = "no permission to mount a file system"
 _NAMESPACE_COMMAND = ("unshare", "--user", "--map-root-user", "--mount")
 
 
@@ -48,7 +48,7 @@ def mount_filesystem(folder: Path, *mount_arguments: str) -> Iterator[None]:
     """Mount a file system at an existing folder, with these arguments of ``mount``; skip the test if not permitted."""
     elevation = _elevation_command()
     if elevation is None or not _succeeds(*elevation, "mount", *mount_arguments, str(folder)):
-        pytest.skip(_NO_RIGHT_REASON)
+        pytest.skip(_NO_PERMISSION_REASON)
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def private_mounts_command(script: str) -> list[str]:
     """
     elevation = _elevation_command()
     if elevation is None and not _can_use_namespace():
-        pytest.skip(_NO_RIGHT_REASON)
+        pytest.skip(_NO_PERMISSION_REASON)
     shell = ["sh", "-c", f'{script} && exec "$@"', "sh"]
     if elevation is None:
         return [*_NAMESPACE_COMMAND, *shell]

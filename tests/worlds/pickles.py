@@ -32,6 +32,16 @@ def _encode_value(value: object) -> bytes:
     return value.code if isinstance(value, Code) else pickle.dumps(value, 3)[2:-1].replace(b"q\x00", b"")
 
 
+class UnusualObject:
+    """Object whose pickle contains a call that numpy does not write."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
 class Code:
     """Instructions of a pickle."""
 

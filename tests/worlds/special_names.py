@@ -18,7 +18,7 @@ ALL_CHARACTERS = (
 )
 """Folder name with all characters that this system allows, except most letters and digits."""
 
-ODD_NAMES = [
+SPECIAL_NAMES = [
     name
     for name in (
         *("OneDrive - Doe, Jane", "a=b 100% #1", "${x}", "\\${x}", "-rf", "it's", 'a "b"', "blanks  "),
