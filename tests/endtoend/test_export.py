@@ -233,7 +233,7 @@ def test_region_features_are_inputs_and_int8_is_refused_if_it_costs_too_much_aur
     shapes = {"features": (3, 1), "boxes": (3, 4), "image_size": (2,)}
     np.savez(tool.folder / "narrow.npz", **{name: np.zeros(shape) for name, shape in shapes.items()})
     errors = run_exported_model(tool, folder, "--features", str(tool.folder / "narrow.npz"), "--text", "x", code=1)
-    assert "narrow.npz: features must be (3, " in errors
+    assert "narrow.npz: features must be finite numbers of shape (3, " in errors
     assert tool.run_for_exit_code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
     assert tool.run_for_exit_code("export", description["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
