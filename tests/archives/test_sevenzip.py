@@ -180,7 +180,7 @@ def test_interrupted_7z_extraction_stops_the_decoder(
     archive = open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY_FILTERS))
     with pytest.raises(KeyboardInterrupt):
         list(archive.extract(choose_all(user_dir / "out"), interrupt))
-    assert decoders[-1].returncode is not None, "it is still running"
+    assert decoders[-1].returncode is not None, "the decoder must be stopped"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
     assert read_tree(user_dir / "out") == {}
 
@@ -307,7 +307,7 @@ def test_ppmd_in_7z_is_rejected_before_decoding(password: str | None, user_dir: 
         list(opened.extract(choose_members({"x": user_dir / "x"})))
 
 
-def test_full_fake_disk_raises_os_error(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_os_error_with_fake_disk(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(output: MemberWriter, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 

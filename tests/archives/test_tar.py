@@ -70,7 +70,7 @@ def test_zip_in_gzip_is_not_reported_as_damage(user_dir: Path) -> None:
 LINKS = {"a": "a", "b/1": "first", "b/2": "first", "b/3": "first", "empty": "", "none": "", "z": "z"}
 
 
-def linked(path: Path, compression: str) -> Path:
+def write_tar_with_links(path: Path, compression: str) -> Path:
     """Write a tar in which b/2, b/3 and none are hard links, stored like tar programs do."""
     kinds = {"b/2": "b/1", "b/3": "./b/1", "none": "empty"}
     mode: Literal["w", "w:gz"] = "w:gz" if compression else "w"
@@ -83,21 +83,21 @@ def linked(path: Path, compression: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("chosen", [set(LINKS), {"b/2"}, {"b/2", "b/3"}, {"none", "b/3", "z"}], ids=sorted)
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("names", [set(LINKS), {"b/2"}, {"b/2", "b/3"}, {"none", "b/3", "z"}], ids=sorted)
+@pytest.mark.parametrize("list_members", [True, False])
 @pytest.mark.parametrize("compression", ["", "gz"])
 def test_hard_links_are_extracted_with_or_without_their_targets(
-    compression: str, listed: bool, chosen: set[str], user_dir: Path
+    compression: str, list_members: bool, names: set[str], user_dir: Path
 ) -> None:
-    archive = open_archive(linked(user_dir / "a.tar", compression), list_members=listed)
-    assert not listed or {member.name: member.size for member in archive.members}["b/3"] == len("first")
+    archive = open_archive(write_tar_with_links(user_dir / "a.tar", compression), list_members=list_members)
+    assert not list_members or {member.name: member.size for member in archive.members}["b/3"] == len("first")
     extracted = []
-    for written in archive.extract(choose_members({name: user_dir / "out" / name for name in chosen})):
-        extracted.append(written.name)
-        written.target.rename(user_dir / f"moved-{written.name.replace('/', '-')}")
+    for member_file in archive.extract(choose_members({name: user_dir / "out" / name for name in names})):
+        extracted.append(member_file.name)
+        member_file.target.rename(user_dir / f"moved-{member_file.name.replace('/', '-')}")
     moved = {name: (user_dir / f"moved-{name.replace('/', '-')}").read_text() for name in extracted}
-    assert moved == {name: LINKS[name] for name in chosen}
-    assert len(extracted) == len(chosen)
+    assert moved == {name: LINKS[name] for name in names}
+    assert len(extracted) == len(names)
 
 
 @requires_tool("tar")
@@ -115,7 +115,7 @@ def test_hard_links_of_tar_programs_are_extracted(tool: str, user_dir: Path) -> 
 
 
 @requires_tool("tar")
-def test_tar_program_with_dots_and_long_names(user_dir: Path) -> None:
+def test_tar_with_dot_prefix_and_long_names_is_extracted(user_dir: Path) -> None:
     files = {"deep/" + "folder with a long name/" * 6 + "мем.png": b"x" * 5000}
     write_tree(files, user_dir / "in")
     run_program("tar", "-czf", "a.tar.gz", "-C", "in", ".", cwd=user_dir)
@@ -150,7 +150,7 @@ def test_wrong_checksum_far_after_the_last_member_is_detected(listed: bool, user
         list(open_archive(path, list_members=listed).extract(choose_all(user_dir / "out")))
 
 
-def test_listing_a_compressed_tar_shows_progress_fake_interval(
+def test_listing_a_compressed_tar_shows_progress_with_fake_interval(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Progress, "_PLAIN_INTERVAL_SECONDS", 0.0)

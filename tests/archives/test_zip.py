@@ -144,12 +144,12 @@ def test_utf8_names_without_the_utf8_flag_are_decoded(encrypted: Path, user_dir:
     assert unpack_all(encrypted, user_dir / "out", "пароль 密码") == FILES
 
 
-def zip_declaring(size: int) -> Callable[[Path], Path]:
-    """Write a zip with a wrong declared size of its only member, which has 3000 bytes."""
+def make_zip_writer(size: int) -> Callable[[Path], Path]:
+    """Return a function that writes a zip that declares ``size`` for its only member of 3000 bytes."""
     return lambda path: hostile_archives.declare_size(hostile_archives.write_zip(path, {"x": b"abc" * 1000}), size)
 
 
-def damaged(path: Path) -> Path:
+def write_damaged_zip(path: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum detects the damage
         archive.writestr("good", FOX)
         archive.writestr("bad", FOX)
@@ -164,16 +164,16 @@ def damaged(path: Path) -> Path:
         (lambda path: hostile_archives.zip_with_duplicates(path, "x", "x"), "x", "twice"),
         (lambda path: hostile_archives.zip_with_duplicates(path, "x", "X"), "x", "the same name as"),
         (lambda path: hostile_archives.zip_with_duplicates(path, "x/y", "x"), "x", "folder"),
-        (zip_declaring(2999), "x", "larger than its declared size"),
-        (zip_declaring(10), "x", "larger than its declared size"),
-        (zip_declaring(4000), "x", "truncated (3000 of 4000 bytes)"),
-        (zip_declaring(4_000_000_000), "x", "is impossible for its compressed data"),
+        (make_zip_writer(2999), "x", "larger than its declared size"),
+        (make_zip_writer(10), "x", "larger than its declared size"),
+        (make_zip_writer(4000), "x", "truncated (3000 of 4000 bytes)"),
+        (make_zip_writer(4_000_000_000), "x", "is impossible for its compressed data"),
         (
             lambda path: hostile_archives.declare_encrypted(hostile_archives.write_zip(path, {"x": b"short"})),
             "x",
             "too short for an encrypted member",
         ),
-        (damaged, "bad", "checksum"),
+        (write_damaged_zip, "bad", "checksum"),
     ],
 )
 def test_rejected_member_is_named_and_leaves_no_file(

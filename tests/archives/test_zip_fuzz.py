@@ -55,8 +55,8 @@ def zips(draw: st.DrawFn) -> bytes:
         lengths = struct.pack("<2H", declare(len(name), 16), declare(len(extra), 16))
         body += b"PK\3\4" + header + lengths + name + extra + data
     counts = (0, 0, declare(count, 16), declare(count, 16))
-    places = (declare(len(directory), 32), declare(len(body), 32))
-    return body + directory + struct.pack("<4s4H2IH", b"PK\5\6", *counts, *places, declare(0, 16))
+    size_and_offset = (declare(len(directory), 32), declare(len(body), 32))
+    return body + directory + struct.pack("<4s4H2IH", b"PK\5\6", *counts, *size_and_offset, declare(0, 16))
 
 
 def _member(draw: st.DrawFn, declare: Declare) -> tuple[bytes, bytes, bytes]:

@@ -20,7 +20,7 @@ FILES: Files = {"data/words": b"words " * 500_000, "data/图.png": bytes(range(2
 METHODS = {"bzip2": zipfile.ZIP_BZIP2, "LZMA": zipfile.ZIP_LZMA}
 
 
-def packed(path: Path, method: str, files: Files) -> Path:
+def write_standard_zip(path: Path, method: str, files: Files) -> Path:
     """Write a zip with the standard library."""
     with zipfile.ZipFile(path, "w", METHODS[method]) as archive:
         for name, content in files.items():
@@ -30,7 +30,7 @@ def packed(path: Path, method: str, files: Files) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_zip_of_the_standard_library_is_extracted(method: str, user_dir: Path) -> None:
-    assert unpack_all(packed(user_dir / "a.zip", method, FILES), user_dir / "out") == FILES
+    assert unpack_all(write_standard_zip(user_dir / "a.zip", method, FILES), user_dir / "out") == FILES
 
 
 @requires_tool("7z")
@@ -50,7 +50,7 @@ def test_zip_of_7_zip_is_extracted(method: str, encryption: str, user_dir: Path)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [0, 10, (20 << 20) - 1, (20 << 20) + 1])
 def test_member_larger_or_smaller_than_declared_is_rejected(method: str, size: int, user_dir: Path) -> None:
-    path = packed(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
+    path = write_standard_zip(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
     hostile_archives.declare_size(path, size)
     tracemalloc.start()
     with pytest.raises(ArchiveError, match="member x: "):
@@ -63,14 +63,14 @@ def test_member_larger_or_smaller_than_declared_is_rejected(method: str, size: i
 
 @pytest.mark.parametrize("method", METHODS)
 def test_high_compression_ratio_is_accepted(method: str, user_dir: Path) -> None:
-    path = packed(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
+    path = write_standard_zip(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
     assert path.stat().st_size < (20 << 20) // 2000
     assert unpack_all(path, user_dir / "out") == {"x": bytes(20 << 20)}
 
 
 @pytest.mark.parametrize(("dictionary", "is_refused"), [(256 << 20, False), (1 << 30, True)])
 def test_too_large_dictionary_is_rejected(dictionary: int, is_refused: bool, user_dir: Path) -> None:
-    path = packed(user_dir / "a.zip", "LZMA", {"x": b"content"})
+    path = write_standard_zip(user_dir / "a.zip", "LZMA", {"x": b"content"})
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, 30 + len("x") + 5, dictionary)  # APPNOTE 4.3.7, 5.8.8
     path.write_bytes(data)

@@ -54,7 +54,7 @@ def test_portable_kernels_are_always_available() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_streams_of_all_lengths_and_lane_counts(kernel: str) -> None:
+def test_streams_of_all_lengths_and_lane_counts_are_decrypted(kernel: str) -> None:
     random = Random(1)
     for size in range(301):
         check(kernel, [size, size], random)
@@ -148,7 +148,7 @@ def test_any_call_decrypts_its_spans_or_is_rejected(
             assert (bytes(data[start : start + size]), end) == reference(keys, content[start : start + size])
 
 
-def test_kernels_under_sanitizers(tmp_path: Path) -> None:
+def test_kernels_pass_sanitizers(tmp_path: Path) -> None:
     compiler = next((name for name in ("gcc", "clang") if shutil.which(name)), None)
     if compiler is None or os.name == "nt":
         pytest.skip("not installed" + (" on Windows" if os.name == "nt" else "") + ": gcc or clang")

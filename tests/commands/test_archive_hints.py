@@ -27,7 +27,7 @@ def make_deflate64_zip(folder: Path) -> Path:
     return folder / "a.zip"
 
 
-def split(folder: Path) -> Path:
+def make_split_7z(folder: Path) -> Path:
     """Make a 7z that is split into several files."""
     write_tree(MEMES, folder)
     run_program("7z", "a", "-v2k", "a.7z", "hateful_memes", cwd=folder)
@@ -54,7 +54,7 @@ def make_second_of_two_zips(folder: Path) -> Path:
     return folder / "memes-20240101T000000Z-002.zip"
 
 
-def without_images(folder: Path) -> Path:
+def make_zip_without_images(folder: Path) -> Path:
     """Make a zip that has only annotations."""
     hostile_archives.write_zip(folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")})
     return hostile_archives.write_zip(
@@ -85,11 +85,11 @@ def unpack_all(folder: Path) -> None:
 
 CASES: dict[Callable[[Path], Path], str] = {
     make_deflate64_zip: "unsupported compression: Deflate64",
-    split: "one part of a split archive",
+    make_split_7z: "one part of a split archive",
     make_first_of_two_zips: "images are missing",
     make_folder_of_both_zips: "no train.jsonl",
     make_second_of_two_zips: "no train.jsonl",
-    without_images: "contains annotations but no images",
+    make_zip_without_images: "contains annotations but no images",
     make_gzip_of_zip: "no tar header",
     make_zip_with_invalid_name: "name is not allowed on Windows",
 }
@@ -100,11 +100,11 @@ CASES: dict[Callable[[Path], Path], str] = {
 def test_refused_archive_is_converted_by_following_the_hint(
     make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    where = ["--data-dir", user_dir / "data"]
+    folder_options = ["--data-dir", user_dir / "data"]
     folder = user_dir / "downloads"
     folder.mkdir()
     path = make(folder)
-    mmfw("convert", path, *where, code=3)
+    mmfw("convert", path, *folder_options, code=3)
     assert CASES[make] in mmfw.err and "again" not in mmfw.err and "complete copy" not in mmfw.err
     [command] = re.findall("`mmfw (convert .*?)`", mmfw.err)
     if unpacking := re.findall("`7z (.*?)`", mmfw.err):
@@ -112,8 +112,8 @@ def test_refused_archive_is_converted_by_following_the_hint(
     else:
         unpack_all(folder)
     [file, *_] = sorted((folder / "FOLDER").iterdir())
-    given = {"FOLDER": folder / "FOLDER", "FILE": file}
-    mmfw(*(given.get(word, word) for word in split_command(command)), *where)
+    placeholders = {"FOLDER": folder / "FOLDER", "FILE": file}
+    mmfw(*(placeholders.get(word, word) for word in split_command(command)), *folder_options)
     assert read_tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == mmf_layout(MEMES)
 
 
@@ -127,14 +127,14 @@ def test_incomplete_copy_must_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> N
 def test_features_in_an_unsupported_archive_are_extracted_from_a_folder(user_dir: Path, mmfw: MmfwRunner) -> None:
     features: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 64}
     path = hostile_archives.declare_method(hostile_archives.write_zip(user_dir / "features.zip", features), 9)
-    where = ["--data-dir", user_dir / "data"]
-    mmfw("features", "extract", path, *where, code=3)
+    folder_options = ["--data-dir", user_dir / "data"]
+    mmfw("features", "extract", path, *folder_options, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    given = {"FOLDER": write_tree(features, user_dir / "unpacked")}
-    mmfw(*(given.get(word, word) for word in split_command(command)), *where)
+    placeholders = {"FOLDER": write_tree(features, user_dir / "unpacked")}
+    mmfw(*(placeholders.get(word, word) for word in split_command(command)), *folder_options)
 
 
-@pytest.mark.parametrize("make", [split, make_gzip_of_zip], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [make_split_7z, make_gzip_of_zip], ids=lambda make: make.__name__)
 @requires_tool("7z")
 def test_hint_for_unreadable_features_names_the_command_that_was_run(
     make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner

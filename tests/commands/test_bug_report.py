@@ -44,9 +44,9 @@ def run(empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     return run
 
 
-def _report(mmfw: MmfwRunner, *words: str) -> dict[str, bytes]:
+def read_report(mmfw: MmfwRunner, *arguments: str) -> dict[str, bytes]:
     target = Path(f"report-{len(list(Path().iterdir()))}.zip")
-    result = mmfw.json("doctor", "--report", target, *words)
+    result = mmfw.json("doctor", "--report", target, *arguments)
     assert result["report"] == str(target.absolute())
     with zipfile.ZipFile(result["report"]) as archive:
         assert archive.namelist() == result["files"]
@@ -54,16 +54,16 @@ def _report(mmfw: MmfwRunner, *words: str) -> dict[str, bytes]:
 
 
 def test_report_contains_no_secret(run: Run, mmfw: MmfwRunner) -> None:
-    members = _report(mmfw, "--run", run.id, "--log")
+    members = read_report(mmfw, "--run", run.id, "--log")
     assert not set(b"".join(members.values()).decode()) & set("\u202e\x1b")
-    for planted in (*SECRETS, "hunter", str(Path.home())):
-        for way in (planted, json.dumps(planted)[1:-1], repr(planted)[1:-1]):
+    for secret in (*SECRETS, "hunter", str(Path.home())):
+        for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
             for name, content in members.items():
-                assert way == "/" or way.encode() not in content, (name, way)
+                assert form == "/" or form.encode() not in content, (name, form)
 
 
 def test_report_has_diagnostics_and_logs_only_on_request(run: Run, mmfw: MmfwRunner) -> None:
-    members = _report(mmfw)
+    members = read_report(mmfw)
     assert set(members) == {
         "doctor.json",
         *(f"run/{name}" for name in ("request.json", "events.jsonl")),
@@ -73,13 +73,13 @@ def test_report_has_diagnostics_and_logs_only_on_request(run: Run, mmfw: MmfwRun
     request = json.loads(members["run/request.json"])
     assert request["settings"]["training"] == {"tracker": {"api_key": "<secret>"}, "max_updates": 3}
     assert json.loads(members["run/attempts/1/exit.json"])["message"] == "KeyError: '<secret>'"
-    assert _report(mmfw, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
+    assert read_report(mmfw, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
 
 
 def test_only_the_end_of_a_long_log_is_included(run: Run, mmfw: MmfwRunner) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         log.writelines(f"update {n}\n" for n in range(100_000))
-    lines = _report(mmfw, "--log")["run/log.txt"].decode().splitlines()
+    lines = read_report(mmfw, "--log")["run/log.txt"].decode().splitlines()
     assert lines[-1] == "update 99999"
     assert len(lines) < 100_000 and lines[0].startswith("update ")
 
@@ -97,7 +97,7 @@ def test_existing_file_is_kept_and_an_unreadable_run_is_reported(run: Run, mmfw:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--report", "missing/bug.zip"), "missing: folder not found"),
         (("--log",), "--run and --log require --report"),
@@ -106,9 +106,9 @@ def test_existing_file_is_kept_and_an_unreadable_run_is_reported(run: Run, mmfw:
     ],
 )
 def test_invalid_report_options_are_usage_errors(
-    run: Run, mmfw: MmfwRunner, words: tuple[str, ...], message: str
+    run: Run, mmfw: MmfwRunner, arguments: tuple[str, ...], message: str
 ) -> None:
-    mmfw("doctor", *words, code=2)
+    mmfw("doctor", *arguments, code=2)
     assert message in mmfw.err
     assert not list(Path().rglob("*.zip*"))
 
@@ -117,13 +117,13 @@ def test_report_without_runs_describes_the_machine(
     empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.chdir(user_dir)
-    assert set(_report(mmfw)) == {"doctor.json"}
+    assert set(read_report(mmfw)) == {"doctor.json"}
     mmfw("doctor", "--report", "bug.zip", "--run", "no-such-run", code=2)
 
 
-@pytest.mark.parametrize("words", [(), ("mmbt_grid", "--log"), ("--help",)])
-def test_removed_command_names_its_replacement(mmfw: MmfwRunner, words: tuple[str, ...]) -> None:
-    mmfw("bug-report", *words, code=2)
+@pytest.mark.parametrize("arguments", [(), ("mmbt_grid", "--log"), ("--help",)])
+def test_removed_command_names_its_replacement(mmfw: MmfwRunner, arguments: tuple[str, ...]) -> None:
+    mmfw("bug-report", *arguments, code=2)
     assert mmfw.err == "error: `mmfw bug-report` was replaced by `mmfw doctor --report FILE.zip`\n"
     mmfw("--help")
     assert "bug-report" not in mmfw.out

@@ -32,9 +32,9 @@ def check(mmfw: MmfwRunner, data_dir: Path, content: str, split: str = "test_uns
     """Run the command with and without ``--json``; return the JSON."""
     file = data_dir / "predictions.csv"
     file.write_text(content, encoding="utf-8", newline="")
-    words = ("check-submission", str(file), "--split", split, "--data-dir", str(data_dir))
-    result = mmfw.json(*words, code=code)
-    mmfw(*words, code=code)
+    arguments = ("check-submission", str(file), "--split", split, "--data-dir", str(data_dir))
+    result = mmfw.json(*arguments, code=code)
+    mmfw(*arguments, code=code)
     return result
 
 
@@ -56,16 +56,16 @@ def test_valid_file_passes_and_a_warning_is_not_an_error(data_dir: Path, mmfw: M
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes among files")
 def test_pipe_is_rejected_without_waiting(data_dir: Path, mmfw: MmfwRunner) -> None:
     os.mkfifo(data_dir / "pipe")
-    words = ("--split", "test_seen", "--data-dir", data_dir)
-    assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *words, code=3)
+    arguments = ("--split", "test_seen", "--data-dir", data_dir)
+    assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *arguments, code=3)
 
 
 def format_submission(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
-def test_submission_from_an_incomplete_copy_with_real_proportions(user_dir: Path, mmfw: MmfwRunner) -> None:
-    files, gone = memes.incomplete_dataset_files()
+def test_submission_from_an_incomplete_copy_with_real_proportions_is_checked(user_dir: Path, mmfw: MmfwRunner) -> None:
+    files, missing_ids = memes.incomplete_dataset_files()
     convert(memes.write_tree(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
     rows = read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
     kept_ids = [row.id for row in rows]
@@ -73,7 +73,7 @@ def test_submission_from_an_incomplete_copy_with_real_proportions(user_dir: Path
     assert result["usable"] is False
     [problem] = result["problems"]
     assert problem.startswith("missing ids (407): ")
-    result = check(mmfw, user_dir, format_submission(sorted([*kept_ids, *gone["test_unseen"]])))
+    result = check(mmfw, user_dir, format_submission(sorted([*kept_ids, *missing_ids["test_unseen"]])))
     assert (result["usable"], result["problems"]) == (True, [])
     ids = [row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))]
     assert check(mmfw, user_dir, format_submission(ids), split="test_seen")["usable"], "test_seen has no excluded rows"
@@ -88,9 +88,9 @@ def test_following_the_hint_for_excluded_memes_makes_a_valid_submission(user_dir
     assert result["problems"] == ["ids that are not in this split (1): 1"]
     check(mmfw, copy, format_submission([14]), code=3)
     assert "2 memes of test_unseen" in mmfw.err
-    words = split_command(re.findall("`mmfw (convert .*?)`", mmfw.err)[0])
+    arguments = split_command(re.findall("`mmfw (convert .*?)`", mmfw.err)[0])
     complete = hostile_archives.write_zip(user_dir / "complete.zip", memes.dataset_files())
-    mmfw(*({"ARCHIVE": complete}.get(word, word) for word in words))
+    mmfw(*({"ARCHIVE": complete}.get(word, word) for word in arguments))
     check(mmfw, copy, format_submission([14]), code=3)
     assert "mmfw predict --split test_unseen" in mmfw.err
     assert check(mmfw, copy, format_submission([14, 15, 16]))["usable"]

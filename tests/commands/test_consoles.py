@@ -18,8 +18,8 @@ CODE = """
 import sys
 from mmf_win.cli import COMMANDS, main
 data = sys.argv[1]
-codes = [main(words) for words in (["--help"], *([name, "--help"] for name in COMMANDS))]
-codes += [main(words) for words in (["verify", "--data-dir", data], ["train", "--name", "имя: 名"])]
+codes = [main(arguments) for arguments in (["--help"], *([name, "--help"] for name in COMMANDS))]
+codes += [main(arguments) for arguments in (["verify", "--data-dir", data], ["train", "--name", "имя: 名"])]
 codes.append(main(["doctor"]))
 print("\\f", end="")
 codes.append(main(["doctor", "--json", "--data-dir", data]))
@@ -27,25 +27,25 @@ sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
 """
 
 
-@pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
-def test_closed_stdout_is_not_an_error(mmfw_home: Path, world: MmfPaths, words: list[str]) -> None:
-    arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
-    run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
+@pytest.mark.parametrize("command", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
+def test_closed_stdout_is_not_an_error(mmfw_home: Path, world: MmfPaths, command: list[str]) -> None:
+    command = [*command, *(["--save-dir", str(world.save_dir)] if "--help" not in command else [])]
+    run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *command]
     if sys.platform == "win32":
         run[2] = f"import sys; sys.stdout = None; {run[2]}"  # like in a program without a console
     else:
         run = ["sh", "-c", 'exec "$@" >&-', "sh", *run]
-    done = subprocess.run(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0 and "bug" not in done.stderr, done.stderr
+    process = subprocess.run(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == 0 and "bug" not in process.stderr, process.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, click knows no closed pipe")
 def test_closed_pipe_is_not_an_error(mmfw_home: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "mmf_win", "--help"], stdout=writer, stderr=subprocess.PIPE)
+    process = subprocess.run([sys.executable, "-m", "mmf_win", "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (process.returncode, process.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(("exit_code", "code"), [(None, 0), (0, 0), (3, 1), ("no license", 1)])
@@ -64,18 +64,18 @@ def test_all_characters_can_be_printed_in_any_encoding(
     environ = {**os.environ, "PYTHONUTF8": utf8, **({"PYTHONIOENCODING": encoding} if encoding else {})}
     if encoding is None:
         environ.pop("PYTHONIOENCODING", None)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CODE, str(missing)], stdin=subprocess.DEVNULL, capture_output=True, env=environ
     )
     encoding = encoding or "utf-8"
-    output, error = (said.decode(encoding).replace("\r\n", "\n") for said in (done.stdout, done.stderr))
-    assert done.returncode == 0, error
+    output, error = (stream.decode(encoding).replace("\r\n", "\n") for stream in (process.stdout, process.stderr))
+    assert process.returncode == 0, error
     assert "Traceback" not in error
 
-    def shown(text: str) -> str:
+    def escape(text: str) -> str:
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
-    assert shown(str(missing)) in error and shown("'имя: 名'") in error
-    assert shown(str(mmfw_home)) in output
+    assert escape(str(missing)) in error and escape("'имя: 名'") in error
+    assert escape(str(mmfw_home)) in output
     folders = {folder["name"]: folder["path"] for folder in json.loads(output.partition("\f")[2])["folders"]}
     assert folders["data"] == str(missing)

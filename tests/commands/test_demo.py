@@ -36,22 +36,22 @@ def test_error_of_the_child_that_generates_files_is_shown(user_dir: Path, capfd:
     for name in (".mmfw-demo", "hateful_memes.zip", "features.tar.gz", "data"):  # the last must be a folder
         (user_dir / name).touch()
     assert main(["demo", "--dir", str(user_dir)]) == 3
-    said = capfd.readouterr().err
-    assert "data'" in said
-    assert "cannot create the demo's files" in said
-    assert "Traceback" not in said
+    message = capfd.readouterr().err
+    assert "data'" in message
+    assert "cannot create the demo's files" in message
+    assert "Traceback" not in message
 
 
-def test_missing_mmf_or_package_names_the_next_step_in_a_fake_environment(
+def test_missing_mmf_or_package_names_the_next_step_with_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def missing() -> NoReturn:
         raise MmfEnvironmentError("MMF is not installed", hint="mmfw setup")
 
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
-    for usable, said in ((missing, "mmfw setup"), (lambda: None, ": pillow")):
+    for usable, message in ((missing, "mmfw setup"), (lambda: None, ": pillow")):
         monkeypatch.setattr(demo, "require_mmf", usable)
-        assert said in mmfw("demo", "--dir", "here", code=MmfEnvironmentError.exit_code)
+        assert message in mmfw("demo", "--dir", "here", code=MmfEnvironmentError.exit_code)
     assert not (in_tmp_path / "here").exists()
 
 
@@ -78,7 +78,7 @@ def fake_workflow(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return in_tmp_path
 
 
-def test_only_predictions_and_report_are_kept_with_a_fake_workflow(fake_workflow: Path, mmfw: MmfwRunner) -> None:
+def test_only_predictions_and_report_are_kept_with_fake_workflow(fake_workflow: Path, mmfw: MmfwRunner) -> None:
     result = mmfw.json("demo")
     csv, report = sorted(fake_workflow.glob("mmfw-demo-*"))
     keys = {"auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"}
@@ -90,7 +90,7 @@ def test_only_predictions_and_report_are_kept_with_a_fake_workflow(fake_workflow
     assert list((fake_workflow / "temporary").iterdir()) == []
 
 
-def test_unwritable_current_folder_is_not_an_error_with_a_fake_workflow(
+def test_unwritable_current_folder_is_not_an_error_with_fake_workflow(
     fake_workflow: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def refuse(*_: object) -> NoReturn:
@@ -104,7 +104,7 @@ def test_unwritable_current_folder_is_not_an_error_with_a_fake_workflow(
 
 
 @pytest.mark.parametrize(("model", "preset"), [("vilbert", "demo"), ("clip", "demo_clip")])
-def test_kept_demo_prints_the_next_commands_with_a_fake_workflow(
+def test_kept_demo_prints_the_next_commands_with_fake_workflow(
     fake_workflow: Path, mmfw: MmfwRunner, model: str, preset: str
 ) -> None:
     mmfw("demo", "--keep", "--model", model)
@@ -116,37 +116,37 @@ def test_kept_demo_prints_the_next_commands_with_a_fake_workflow(
     ]
 
 
-def test_poor_result_is_an_error_with_a_fake_workflow(
+def test_poor_result_is_an_error_with_fake_workflow(
     fake_workflow: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    monkeypatch.setattr(demo, "_run_workflow", lambda *of: {**write_fake_results(*of), "auroc": 0.5})
+    monkeypatch.setattr(demo, "_run_workflow", lambda *arguments: {**write_fake_results(*arguments), "auroc": 0.5})
     assert mmfw.json("demo", code=7)["auroc"] == 0.5
     assert "0.5000 is below" in mmfw.err
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "code"),
+    ("arguments", "error", "code"),
     [
         ([], KeyboardInterrupt(), 130),
         (["--dir", "mine"], KeyboardInterrupt(), 130),
         ([], MmfEnvironmentError("the worker died"), MmfEnvironmentError.exit_code),
     ],
 )
-def test_temporary_folder_is_removed_only_after_ctrl_c_with_a_fake_workflow(
+def test_temporary_folder_is_removed_only_after_ctrl_c_with_fake_workflow(
     fake_workflow: Path,
     monkeypatch: pytest.MonkeyPatch,
     mmfw: MmfwRunner,
-    words: list[str],
+    arguments: list[str],
     error: BaseException,
     code: int,
 ) -> None:
-    def fails(path: Path, model: str) -> NoReturn:
+    def fail(path: Path, model: str) -> NoReturn:
         write_fake_results(path, model)
         raise error
 
-    monkeypatch.setattr(demo, "_run_workflow", fails)
-    mmfw("demo", *words, code=code)
-    assert (fake_workflow / "mine" / "predictions.csv").exists() == bool(words)
-    left = list((fake_workflow / "temporary").iterdir())
-    assert len(left) == (code != 130)
-    assert all(f"kept for inspection: {folder}" in mmfw.err for folder in left)
+    monkeypatch.setattr(demo, "_run_workflow", fail)
+    mmfw("demo", *arguments, code=code)
+    assert (fake_workflow / "mine" / "predictions.csv").exists() == bool(arguments)
+    remaining = list((fake_workflow / "temporary").iterdir())
+    assert len(remaining) == (code != 130)
+    assert all(f"kept for inspection: {folder}" in mmfw.err for folder in remaining)

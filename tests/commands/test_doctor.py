@@ -20,7 +20,7 @@ from tests.worlds.tools import MmfwRunner
 from tests.worlds.web_server import WebServer
 
 
-def _hints(survey_data: dict[str, Any]) -> list[str]:
+def read_hints(survey_data: dict[str, Any]) -> list[str]:
     return [missing["hint"] for missing in survey_data["missing"]]
 
 
@@ -70,7 +70,7 @@ def test_variable_that_sets_a_folder_is_shown(
 def test_missing_mmf_is_an_error_only_for_its_patches(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     survey_data = mmfw.json("doctor")
     assert survey_data["mmf"]["installed"] is None
-    assert "run `mmfw setup`" in _hints(survey_data)
+    assert "run `mmfw setup`" in read_hints(survey_data)
     assert "mmfw setup" in mmfw("doctor", "--compat", code=6)
     mmfw("--version")
     first, second = mmfw.out.splitlines()
@@ -86,7 +86,7 @@ def test_damaged_mmf_is_an_error(mmfw_home: Path, monkeypatch: pytest.MonkeyPatc
     (find_mmf().root / "mmf.txt").unlink()
     survey_data = mmfw.json("doctor", code=6)
     assert survey_data["mmf"]["problems"] == ["missing: mmf.txt"]
-    assert "run `mmfw setup`" in _hints(survey_data)
+    assert "run `mmfw setup`" in read_hints(survey_data)
     mmfw("doctor", code=6)
     assert "missing: mmf.txt" in mmfw.out
 
@@ -96,14 +96,14 @@ def test_missing_packages_and_mmfw_are_installed_by_pip(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     pip = format_command("pip", "install", "-c", constraints_file(), "mmf-win[train]")
-    assert f"run `{pip}`" in _hints(mmfw.json("doctor"))
+    assert f"run `{pip}`" in read_hints(mmfw.json("doctor"))
 
     def no_metadata(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
     pip = format_command("pip", "install", "-c", constraints_file(), ".")
-    assert f"run `{pip}` in a clone of mmfw" in _hints(mmfw.json("doctor"))
+    assert f"run `{pip}` in a clone of mmfw" in read_hints(mmfw.json("doctor"))
     torch = survey.read_installed_version("torch") or "not installed"
     assert f"torch {torch}" in mmfw("--version")
 
@@ -123,20 +123,20 @@ def test_missing_pytorch_is_listed_with_its_build_before_other_packages(
 
 def test_hint_for_a_missing_dataset_is_convert(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     data = user_dir / "data"
-    assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))
+    assert any("mmfw convert" in hint for hint in read_hints(mmfw.json("doctor", "--data-dir", data)))
     names = ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png")
     dataset = write_tree(dict.fromkeys(names, b""), data / "datasets/hateful_memes/defaults")
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
     survey_data = mmfw.json("doctor", "--data-dir", data)
     assert survey_data["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
-    assert not any("mmfw convert" in hint for hint in _hints(survey_data))
+    assert not any("mmfw convert" in hint for hint in read_hints(survey_data))
 
 
-def test_low_disk_space_is_reported_with_a_fake_disk(
+def test_low_disk_space_is_reported_with_fake_disk(
     mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
-    assert _hints(mmfw.json("doctor")).count("free some space") == 2
+    assert read_hints(mmfw.json("doctor")).count("free some space") == 2
 
 
 def test_text_output_shows_the_same_as_json(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
@@ -161,5 +161,5 @@ def test_cache_folder_that_cannot_be_created_is_listed_as_missing(
     cache = user_dir / "file" / "cache"
     cache.parent.touch()
     monkeypatch.setenv("MMF_CACHE_DIR", str(cache))
-    [missing] = [each for each in mmfw.json("doctor")["missing"] if "cannot be created" in each["what"]]
+    [missing] = [item for item in mmfw.json("doctor")["missing"] if "cannot be created" in item["what"]]
     assert str(cache) in missing["what"] and "MMF_CACHE_DIR" in missing["hint"]

@@ -28,14 +28,14 @@ def data(user_dir: Path) -> Path:
 
 def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
-    words = ("features", "add", folder, "--data-dir", data)
-    result = mmfw.json(*words)
+    arguments = ("features", "add", folder, "--data-dir", data)
+    result = mmfw.json(*arguments)
     lmdb = MmfPaths.resolve(data).dataset.features / "detectron.lmdb"
     assert (result["lmdb"], result["images"]) == (str(lmdb), 6)
     assert result["splits"]["train"] == {"rows": 6, "with_features": 6}
     assert result["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
-    assert "--force" in mmfw(*words, code=3)
-    mmfw(*words, "--force")
+    assert "--force" in mmfw(*arguments, code=3)
+    mmfw(*arguments, "--force")
     assert [line.split() for line in mmfw.out.splitlines()][1] == ["train", "6", "6"]
     assert f"6 images: {lmdb}" in mmfw.err
 
@@ -53,51 +53,51 @@ def test_features_that_some_models_cannot_use_are_reported(user_dir: Path, data:
 def test_lmdb_can_be_built_at_another_path(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     lmdb = user_dir / "own" / "memes.lmdb"
-    words = ["features", "add", str(folder), "--data-dir", str(data)]
-    mmfw(*words, "-o", lmdb)
+    arguments = ["features", "add", str(folder), "--data-dir", str(data)]
+    mmfw(*arguments, "-o", lmdb)
     assert set(feature_files.read_records(lmdb)) == {"1"}
     assert not MmfPaths.resolve(data).dataset.features.exists()
-    assert ".lmdb" in mmfw(*words, "--output", user_dir / "own" / "memes", code=2)
+    assert ".lmdb" in mmfw(*arguments, "--output", user_dir / "own" / "memes", code=2)
 
 
 def test_invalid_input_is_named(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
-    where = ["--data-dir", str(data)]
-    mmfw("features", "add", user_dir / "no", *where, code=2)
-    mmfw("features", "add", data, *where, code=3)
+    folder_options = ["--data-dir", str(data)]
+    mmfw("features", "add", user_dir / "no", *folder_options, code=2)
+    mmfw("features", "add", data, *folder_options, code=3)
     hostile_archives.truncate_file(folder / "1.npy")
-    assert str(folder / "1.npy") in mmfw("features", "add", folder, *where, code=3)
+    assert str(folder / "1.npy") in mmfw("features", "add", folder, *folder_options, code=3)
 
 
 def test_printed_command_rebuilds_a_damaged_lmdb(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1", "2"])
-    where = ["--data-dir", str(data)]
+    folder_options = ["--data-dir", str(data)]
     save = ["--save-dir", str(user_dir / "save")]
-    mmfw("features", "add", folder, *where)
-    places = MmfPaths.resolve(data)
-    lmdb = places.dataset.features / "detectron.lmdb"
+    mmfw("features", "add", folder, *folder_options)
+    mmf_paths = MmfPaths.resolve(data)
+    lmdb = mmf_paths.dataset.features / "detectron.lmdb"
     hostile_archives.truncate_file(lmdb / "data.mdb")
-    mmfw("verify", "visual_bert", *where, *save, code=3)
-    advice = rebuild_features_hint(lmdb)
-    assert advice in mmfw.err and "mmfw repair" not in mmfw.err
-    assert advice in mmfw("repair", "visual_bert", *where, *save, code=3)
-    mmfw(*split_command(advice.removeprefix("run ").strip("`"))[1:])
+    mmfw("verify", "visual_bert", *folder_options, *save, code=3)
+    hint = rebuild_features_hint(lmdb)
+    assert hint in mmfw.err and "mmfw repair" not in mmfw.err
+    assert hint in mmfw("repair", "visual_bert", *folder_options, *save, code=3)
+    mmfw(*split_command(hint.removeprefix("run ").strip("`"))[1:])
     assert set(feature_files.read_records(lmdb)) == {"1", "2"}
 
 
 def test_unreadable_manifest_is_replaced_by_following_the_hints(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     features = MmfPaths.resolve(data).dataset.features
-    where = ["--data-dir", str(data)]
-    mmfw("features", "add", folder, *where)
+    folder_options = ["--data-dir", str(data)]
+    mmfw("features", "add", folder, *folder_options)
     archive = shutil.make_archive(str(user_dir / "features"), "gztar", features)
-    given = {"ARCHIVE": archive, "FOLDER": str(folder)}
-    for chosen in ("features add", "features extract"):
+    placeholders = {"ARCHIVE": archive, "FOLDER": str(folder)}
+    for subcommand in ("features add", "features extract"):
         (features / "SHA256SUMS").unlink()
         (features / "SHA256SUMS").mkdir()
-        assert f"{features / 'SHA256SUMS'}: cannot be read" in mmfw("verify", "features", *where, code=3)
-        mmfw("repair", "features", *where, code=3)
+        assert f"{features / 'SHA256SUMS'}: cannot be read" in mmfw("verify", "features", *folder_options, code=3)
+        mmfw("repair", "features", *folder_options, code=3)
         commands = re.findall("`mmfw (.*?)`", mmfw.err)
-        [command] = [command for command in commands if command.startswith(chosen)]
-        mmfw(*[given.get(word, word) for word in split_command(command)])
-        mmfw("verify", "features", *where)
+        [command] = [command for command in commands if command.startswith(subcommand)]
+        mmfw(*[placeholders.get(word, word) for word in split_command(command)])
+        mmfw("verify", "features", *folder_options)

@@ -1,7 +1,7 @@
 """Every command in a hint or next step is run by a test, in the state in which it is printed.
 
-``FOLLOWED`` are run here; ``ELSEWHERE`` names the test that runs the command; ``NOT_RUN`` says why
-no test does.
+``FOLLOWED`` lists the commands that this module runs, ``ELSEWHERE`` the tests that run the others, and
+``NOT_RUN`` the reasons why no test runs a command.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ class Case:
     Attributes:
         command: The command; ``{dir}`` is the user's folder.
         code: Its exit code.
-        before: Creates the state.
-        given: The argument for words in capitals.
+        prepare: Creates the state.
+        argument: The value for placeholders in capitals.
         option: The options to add to ``command``, if the hint names only options.
         is_repaired: Whether ``command`` succeeds after the hint was followed.
     """
 
     command: str
     code: int
-    before: Callable[[MmfPaths, Path], object] = lambda places, folder: None
-    given: str = "{dir}/memes.zip"
+    prepare: Callable[[MmfPaths, Path], object] = lambda mmf_paths, folder: None
+    argument: str = "{dir}/memes.zip"
     option: str = ""
     is_repaired: bool = False
 
 
-def forget_origin(places: MmfPaths, folder: Path) -> None:
+def forget_origin(mmf_paths: MmfPaths, folder: Path) -> None:
     """Remove the manifest, and damage an image."""
     for name in ("SHA256SUMS", "SHA256SUMS.json"):
-        (places.dataset.root / name).unlink()
-    hostile_archives.flip_byte(places.dataset.images / "img/00003.png", 100)
+        (mmf_paths.dataset.root / name).unlink()
+    hostile_archives.flip_byte(mmf_paths.dataset.images / "img/00003.png", 100)
 
 
-def write_other_archive(places: MmfPaths, folder: Path) -> None:
+def write_other_archive(mmf_paths: MmfPaths, folder: Path) -> None:
     """Write an archive other than the one that the dataset was converted from."""
     hostile_archives.write_zip(folder / "other.zip", {**dataset_files(), "more.txt": b"more"})
 
 
-def damage_manifest(places: MmfPaths, folder: Path) -> None:
+def damage_manifest(mmf_paths: MmfPaths, folder: Path) -> None:
     """Write another archive, and truncate the manifest."""
-    write_other_archive(places, folder)
-    hostile_archives.truncate_file(places.dataset.root / "SHA256SUMS")
+    write_other_archive(mmf_paths, folder)
+    hostile_archives.truncate_file(mmf_paths.dataset.root / "SHA256SUMS")
 
 
 FOLLOWED = {
@@ -102,6 +102,7 @@ ELSEWHERE = {
     "tracking/clearml_datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
     "tracking/clearml_datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verification_and_licence_consent",
     "commands/sweep: mmfw sweep": "test_printed_command_resumes_stopped_sweep",
+    "commands/sweep: --failed": "test_printed_commands_show_failed_tasks_and_run_them_again",
     "cli: mmfw doctor": "test_report_without_runs_describes_the_machine",
     "cli: mmfw train": "test_profile_reports_where_time_is_spent",
     "doctor/survey: mmfw setup": "test_torch_prints_only_the_command_to_stdout",
@@ -215,11 +216,26 @@ NOT_RUN = {
     "runs/plan: --nproc": _CHOICE,
     "commands/train: --name": _CHOICE,
     "commands/track: --track": _CHOICE,
+    "cli: --help": _READS,
+    "commands/convert: --password-file": _CHOICE,
+    "commands/progress: --ignore-known-fits": _CHOICE,
+    "commands/train_profile: --init": "only the user knows which run",
+    "doctor/verify_all: --allow-missing": _CHOICE,
+    "runs/distillation: --teacher-weight": "it says to leave out --teacher-weight",
+    "runs/preflight: --updates": "only the user knows how many updates",
+    "runs/targets: --image": "only the user knows which image",
+    "runs/targets: --memes": "only the user knows which file",
+    "sweeps/planning: --sample": _CHOICE,
+    "sweeps/ray_backend: --address": "a command of Ray for further machines",
+    "sweeps/ray_backend: --head": "a command of Ray",
+    "tracking/tracker: --allowed-hosts": "a command of MLflow",
+    "upstream/overrides: --mmf": "GitHub, as for upstream/sources",
+    "worker/launcher: --rdzv": "only the user knows the first machine",
     "commands/demo: mmfw ?": "it shows a command that it runs itself",
 }
 
 
-def _named_in(tree: ast.Module) -> Iterator[str]:
+def _iter_named_commands(tree: ast.Module) -> Iterator[str]:
     """Yield the commands in a module's texts, except docstrings and help, and the options in its hints."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -229,23 +245,23 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
-        for hint in _hints(node):
-            yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(_texts(hint)))
+        for hint in _iter_hints(node):
+            yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(_iter_texts(hint)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "format_command":
-            words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
-            if words[0] == "mmfw":
-                yield f"mmfw {words[1]}"
+            arguments = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
+            if arguments[0] == "mmfw":
+                yield f"mmfw {arguments[1]}"
 
 
-def _hints(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the hint that is passed to a call, or assigned to a name of a function or class."""
+def _iter_hints(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the hint that is passed to a call, or that is assigned to a variable or class attribute named hint."""
     if isinstance(node, ast.keyword) and node.arg == "hint":
         yield node
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "hint":
         yield node
 
 
-def _texts(node: ast.AST) -> Iterator[str]:
+def _iter_texts(node: ast.AST) -> Iterator[str]:
     """Yield the texts in an expression, without the commands in backticks."""
     for child in ast.walk(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str):
@@ -257,7 +273,7 @@ def test_every_command_in_a_hint_is_run_by_a_test_or_excluded() -> None:
     for path in (ROOT / "mmf_win").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         module = path.relative_to(ROOT / "mmf_win").with_suffix("").as_posix()
-        printed |= {f"{module}: {named}" for named in _named_in(tree)}
+        printed |= {f"{module}: {command}" for command in _iter_named_commands(tree)}
     listed = [*FOLLOWED, *ELSEWHERE, *NOT_RUN]
     assert sorted(listed) == sorted(printed)
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
@@ -267,23 +283,23 @@ def test_every_command_in_a_hint_is_run_by_a_test_or_excluded() -> None:
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_command_in_the_hint_succeeds(world: MmfPaths, user_dir: Path, name: str, mmfw: MmfwRunner) -> None:
     case = FOLLOWED[name]
-    case.before(world, user_dir)
-    words = [word.format(dir=user_dir) for word in case.command.split()]
-    mmfw(*words, code=case.code)
+    case.prepare(world, user_dir)
+    arguments = [word.format(dir=user_dir) for word in case.command.split()]
+    mmfw(*arguments, code=case.code)
     hints = "".join(line for line in mmfw.err.splitlines(True) if line.startswith("hint: "))
-    given = case.given.format(dir=user_dir)
+    argument = case.argument.format(dir=user_dir)
     if case.option:
         option, _, value = case.option.partition(" ")
         assert option in hints
-        mmfw(*words, option, *([value] if value else []))
+        mmfw(*arguments, option, *([value] if value else []))
     else:
-        commands = re.findall("`mmfw (.*?)`", hints) or re.findall(r"mmfw (.*)", hints)
+        commands = re.findall("`mmfw (.*?)`", hints)
         assert commands
         for command in commands:
-            as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in split_command(command)]
-            mmfw(*as_given)
+            filled_arguments = [argument if re.fullmatch("[A-Z_]+", word) else word for word in split_command(command)]
+            mmfw(*filled_arguments)
     if case.is_repaired:
-        mmfw(*words)
+        mmfw(*arguments)
 
 
 @pytest.mark.torch
@@ -292,13 +308,13 @@ def test_model_that_cannot_be_downloaded_is_fetched_from_a_folder(
 ) -> None:
     for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": "hf", "MMF_CACHE_DIR": "cache"}.items():
         monkeypatch.setenv(name, value if value == "1" else str(user_dir / value))
-    where = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
+    folder_options = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
     archive = hostile_archives.write_zip(user_dir / "memes.zip", dataset_files())
     convert(archive, MmfPaths.resolve(user_dir / "data"))
-    mmfw("train", "text_bert", *where, code=6)
+    mmfw("train", "text_bert", *folder_options, code=6)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")
-    as_given = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in split_command(command)]
-    mmfw(*as_given)
-    mmfw("verify", "text_bert", *where[:2])
+    tiny_mmf.build_bert(user_dir / "copy" / "bert-base-uncased")
+    filled_arguments = [{"FOLDER": str(user_dir / "copy")}.get(word, word) for word in split_command(command)]
+    mmfw(*filled_arguments)
+    mmfw("verify", "text_bert", *folder_options[:2])
     assert not (user_dir / "save").exists()

@@ -47,9 +47,9 @@ _RUN = "sys.exit(main(sys.argv[1:]))"
 
 
 @contextmanager
-def run_command(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def run_command(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in its own process."""
-    command = [sys.executable, "-c", program + _RUN, *words]
+    command = [sys.executable, "-c", program + _RUN, *arguments]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ def wait_for_line(process: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.fixture
-def packed(user_dir: Path) -> Path:
+def archive(user_dir: Path) -> Path:
     """Make the dataset as a tar.gz, which is extracted by one thread."""
     path = user_dir / "memes.tar.gz"
     path.write_bytes(tar_gz(dataset_files()))
@@ -82,19 +82,21 @@ def packed(user_dir: Path) -> Path:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("command", ["convert", "features extract"])
 def test_signal_during_extraction_leaves_nothing_that_looks_finished(
-    packed: Path, user_dir: Path, command: str, name: str
+    archive: Path, user_dir: Path, command: str, name: str
 ) -> None:
     data = user_dir / "data"
-    as_json = ["--json"] if command == "convert" else []
+    output_option = ["--json"] if command == "convert" else []
     if command == "features extract":
-        packed.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"\0" * 4096}))
-    with run_command(_WAIT_IN_PROGRESS, *command.split(), str(packed), "--data-dir", str(data), *as_json) as process:
+        archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"\0" * 4096}))
+    with run_command(
+        _WAIT_IN_PROGRESS, *command.split(), str(archive), "--data-dir", str(data), *output_option
+    ) as process:
         wait_for_line(process, "at work")
         process.send_signal(getattr(signal, name))
         output, errors = process.communicate()
         assert process.returncode == 130, errors
     assert "interrupted" in errors and "error" not in errors and "Traceback" not in errors
-    assert not as_json or json.loads(output.splitlines()[-1])["error"]["code"] == 130
+    assert not output_option or json.loads(output.splitlines()[-1])["error"]["code"] == 130
     dataset = MmfPaths.resolve(data).dataset
     assert not dataset.annotation_file("train").exists()
     assert not (dataset.features / "detectron.lmdb").exists()
@@ -103,8 +105,8 @@ def test_signal_during_extraction_leaves_nothing_that_looks_finished(
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal sends the signal to the process group
 def test_signal_during_extraction_of_a_7z_ends_its_decoder(user_dir: Path, send: Callable[[int, int], None]) -> None:
     data = user_dir / "data"
-    packed = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS)
-    with run_command(_WAIT_IN_PROGRESS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
+    archive = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS)
+    with run_command(_WAIT_IN_PROGRESS, "features", "extract", str(archive), "--data-dir", str(data)) as process:
         wait_for_line(process, "at work")
         (decoder,) = psutil.Process(process.pid).children()
         send(process.pid, signal.SIGINT)
@@ -115,9 +117,9 @@ def test_signal_during_extraction_of_a_7z_ends_its_decoder(user_dir: Path, send:
     assert not [*data.rglob("data.mdb")]
 
 
-def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -> None:
-    words = ["convert", "--zip", str(packed), "--data-dir", str(user_dir / "data")]
-    with run_command(_WAIT_IN_PROGRESS + _HANG_IN_CLEANUP, *words) as process:
+def test_second_ctrl_c_does_not_wait_for_cleanup(archive: Path, user_dir: Path) -> None:
+    arguments = ["convert", "--zip", str(archive), "--data-dir", str(user_dir / "data")]
+    with run_command(_WAIT_IN_PROGRESS + _HANG_IN_CLEANUP, *arguments) as process:
         wait_for_line(process, "at work")
         process.send_signal(signal.SIGINT)
         wait_for_line(process, "cleaning up")
@@ -126,10 +128,10 @@ def test_second_ctrl_c_does_not_wait_for_cleanup(packed: Path, user_dir: Path) -
         assert process.wait() == 130
 
 
-def test_stop_file_interrupts_a_command(packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_file_interrupts_a_command(archive: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop, data = user_dir / "stop", user_dir / "data"
     monkeypatch.setenv("MMFW_STOP_FILE", str(stop))
-    with run_command(_WAIT_IN_PROGRESS, "convert", str(packed), "--data-dir", str(data)) as process:
+    with run_command(_WAIT_IN_PROGRESS, "convert", str(archive), "--data-dir", str(data)) as process:
         wait_for_line(process, "at work")
         stop.touch()
         _, errors = process.communicate()

@@ -16,7 +16,7 @@ from tests.worlds.tools import MmfwRunner, split_command
 
 
 @pytest.fixture
-def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with the archive, a converted dataset in ``data`` and a run in ``save``."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
@@ -33,20 +33,20 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
-NO_DATASET = "no Hateful Memes dataset in {here}/save\nhint: run `mmfw convert --zip ARCHIVE --data-dir {here}"
-NO_RUN = "{here}/no: no run yet\nhint: create one with `mmfw train PRESET --save-dir {here}/no`"
+NO_DATASET = "no Hateful Memes dataset in {folder}/save\nhint: run `mmfw convert --zip ARCHIVE --data-dir {folder}"
+NO_RUN = "{folder}/no: no run yet\nhint: create one with `mmfw train PRESET --save-dir {folder}/no`"
 CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
 @pytest.mark.parametrize(
-    "words", ["--track mlflow", "--output x", "--report", "--threshold best-accuracy", "--track=wandb"]
+    "options", ["--track mlflow", "--output x", "--report", "--threshold best-accuracy", "--track=wandb"]
 )
 def test_image_rejects_options_about_prediction_files(
-    here: Path, mmfw: MmfwRunner, words: str, monkeypatch: pytest.MonkeyPatch
+    user_world: Path, mmfw: MmfwRunner, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = ["predict", "--image", str(here / "memes.zip"), "--text", ""]
-    mmfw(*image, *words.split(), code=2)
-    assert f"error: {words.split()[0].partition('=')[0]} cannot be combined with --image" in mmfw.err
+    image = ["predict", "--image", str(user_world / "memes.zip"), "--text", ""]
+    mmfw(*image, *options.split(), code=2)
+    assert f"error: {options.split()[0].partition('=')[0]} cannot be combined with --image" in mmfw.err
     assert "--memes FILE" in mmfw.err
     monkeypatch.setenv("MMFW_TRACK", "other")
     mmfw(*image, "--no-report", "--threshold", "0.5", code=2)
@@ -54,7 +54,7 @@ def test_image_rejects_options_about_prediction_files(
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         (["convert"], 2, "mmfw convert ARCHIVE"),
         (["convert", "memes.zip", "--zip", "memes.zip"], 2, "ARCHIVE, --zip and --clearml-dataset cannot be combined"),
@@ -66,9 +66,9 @@ def test_image_rejects_options_about_prediction_files(
         (["export", "nobody", "-o", "new", "--max-loss", "0.1"], 2, "--max-loss requires --int8"),
         (["convert", "--zip", f"{DEFAULTS}/images", "--data-dir", "other"], 3, "no train.jsonl"),
         (["convert", "--zip", "save", "--data-dir", "other"], 3, "no train.jsonl"),
-        (["train", "mmbt_grid", "--data-dir", "."], 3, "--data-dir {here}/data"),
-        (["train", "mmbt_grid", "--data-dir", DEFAULTS], 3, "--data-dir {here}/data"),
-        (["train", "mmbt_grid", "--data-dir", f"{DEFAULTS}/annotations"], 3, "--data-dir {here}/data"),
+        (["train", "mmbt_grid", "--data-dir", "."], 3, "--data-dir {folder}/data"),
+        (["train", "mmbt_grid", "--data-dir", DEFAULTS], 3, "--data-dir {folder}/data"),
+        (["train", "mmbt_grid", "--data-dir", f"{DEFAULTS}/annotations"], 3, "--data-dir {folder}/data"),
         (["train", "memes.zip", "--data-dir", "data"], 2, "mmfw convert --zip"),
         (["train", "data", "--data-dir", "data"], 2, "data is a folder"),
         (["train", RUN, "--data-dir", "data"], 2, f"mmfw train --resume {RUN}"),
@@ -112,44 +112,44 @@ def test_image_rejects_options_about_prediction_files(
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_mistake_is_reported_with_the_next_step(
-    here: Path, mmfw: MmfwRunner, command: list[str], code: int, said: str
+    user_world: Path, mmfw: MmfwRunner, command: list[str], code: int, message: str
 ) -> None:
-    before = sorted(here.rglob("*"))
+    before = sorted(user_world.rglob("*"))
     mmfw(*command, code=code)
-    assert said.format(here=here.as_posix()) in mmfw.err.replace("'", "").replace('"', "").replace("\\", "/")
+    assert message.format(folder=user_world.as_posix()) in mmfw.err.replace("'", "").replace('"', "").replace("\\", "/")
     assert "Traceback" not in mmfw.err
-    assert sorted(here.rglob("*")) == before, "something was written"
+    assert sorted(user_world.rglob("*")) == before, "nothing may be written"
 
 
-def test_json_error_is_on_the_last_line_of_stdout(here: Path, mmfw: MmfwRunner) -> None:
+def test_json_error_is_on_the_last_line_of_stdout(user_world: Path, mmfw: MmfwRunner) -> None:
     error = mmfw.json("predict", "nope", "--save-dir", "save", code=2)["error"]
     assert "nope" in error["message"] and "mmfw runs" in error["hint"]
     assert "--seeed" in mmfw.json("train", "--seeed", "1", code=2)["error"]["message"]
     mmfw("train", "--seeed", "1", code=2)
-    assert mmfw.out == "", "without --json there is no JSON"
+    assert mmfw.out == "", "JSON must be printed only with --json"
 
 
-def test_dataset_is_converted_to_the_folder_where_it_was_missing(here: Path, mmfw: MmfwRunner) -> None:
-    where = ["--data-dir", "not yet"]
+def test_dataset_is_converted_to_the_folder_where_it_was_missing(user_world: Path, mmfw: MmfwRunner) -> None:
+    folder_options = ["--data-dir", "not yet"]
     commands: list[str] = []
     for command, code in (("train mmbt_grid", 3), ("check-submission a.csv --split train", 3), ("doctor", 0)):
-        mmfw(*command.split(), *where, code=code)
+        mmfw(*command.split(), *folder_options, code=code)
         commands += re.findall("`(mmfw convert .*?)`", mmfw.out + mmfw.err)
     assert len(commands) == 3 and len(set(commands)) == 1
     mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in split_command(commands[0])[1:]))
-    assert "mmfw convert" not in mmfw("doctor", *where)
+    assert "mmfw convert" not in mmfw("doctor", *folder_options)
 
 
-def test_unwritable_folder_is_named_with_a_hint_with_a_fake_refusal(
-    here: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
+def test_unwritable_folder_is_named_with_a_hint_with_fake_refusal(
+    user_world: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(here / "data"))
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(user_world / "data"))
 
-    monkeypatch.setattr("mmf_win.commands.convert.convert", refused)
+    monkeypatch.setattr("mmf_win.commands.convert.convert", refuse)
     mmfw("convert", "--zip", "unpacked", code=3)
     error, hint = mmfw.err.splitlines()
-    assert error == f"error: {here / 'data'}: Permission denied" and "choose another folder" in hint
+    assert error == f"error: {user_world / 'data'}: Permission denied" and "choose another folder" in hint
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_unwritable_folder_is_named_with_a_hint_with_a_fake_refusal(
     ],
 )
 def test_invalid_run_name_is_rejected_with_a_valid_one(user_dir: Path, mmfw: MmfwRunner, name: str, fit: str) -> None:
-    words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
-    assert f"hint: use `--name {fit}`\n" in mmfw(*words, name, code=2)
-    mmfw(*words, fit, code=3)
+    arguments = ["train", "demo", "--data-dir", str(user_dir), "--name"]
+    assert f"hint: use `--name {fit}`\n" in mmfw(*arguments, name, code=2)
+    mmfw(*arguments, fit, code=3)
 
 
-def test_key_that_yaml_reads_as_a_boolean_is_reported_with_the_error(here: Path, mmfw: MmfwRunner) -> None:
-    (here / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
-    mmfw("sweep", "run", str(here / "grid.yaml"), "--dry-run", code=2)
+def test_key_that_yaml_reads_as_a_boolean_is_reported_with_the_error(user_world: Path, mmfw: MmfwRunner) -> None:
+    (user_world / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
+    mmfw("sweep", "run", str(user_world / "grid.yaml"), "--dry-run", code=2)
     assert "on has no value" in mmfw.err and "YAML reads on as True" in mmfw.err

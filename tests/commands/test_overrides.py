@@ -44,8 +44,8 @@ def test_invalid_override_is_rejected(word: str) -> None:
 
 
 def test_repeated_override_is_reported_with_the_value_that_is_used(caplog: pytest.LogCaptureFixture) -> None:
-    words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
-    assert split_arguments(words)[1] == words[1:]
+    arguments = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
+    assert split_arguments(arguments)[1] == arguments[1:]
     assert "training.seed=2" in caplog.text
 
 
@@ -104,7 +104,7 @@ def test_override_without_effect_on_training_is_rejected(word: str, resumes: boo
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    ("options", "word"),
     [
         ({"seed": 0}, "training.seed=2"),
         ({"batch_size": 1}, "training.batch_size=2"),
@@ -116,7 +116,7 @@ def test_override_without_effect_on_training_is_rejected(word: str, resumes: boo
         ({"precision": "bf16"}, "training.fp16=True"),
     ],
 )
-def test_option_and_override_for_the_same_setting_are_rejected(given: dict[str, Any], word: str) -> None:
+def test_option_and_override_for_the_same_setting_are_rejected(options: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        require_trainable(CommandOptions(overrides=[word], **given), resumes=False)
+        require_trainable(CommandOptions(overrides=[word], **options), resumes=False)
     require_trainable(CommandOptions(overrides=[word], batch_size="auto", seed=None), resumes=False)

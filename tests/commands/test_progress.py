@@ -24,7 +24,7 @@ STARTED: Event = {
 
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
-def test_plain_line_shows_all_values_with_a_fake_nvml(
+def test_plain_line_shows_all_values_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, card: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
@@ -36,8 +36,8 @@ def test_plain_line_shows_all_values_with_a_fake_nvml(
         capsys.readouterr()
         now = 20.0
         show({"kind": "train", "update": 10, "loss": 0.5})
-    said = capsys.readouterr().err
-    assert said == (f"training:  33% 10/30 [00:20<00:40,  2.00s/update, AUROC 0.6100, loss 0.5000{card}]\n")
+    line = capsys.readouterr().err
+    assert line == (f"training:  33% 10/30 [00:20<00:40,  2.00s/update, AUROC 0.6100, loss 0.5000{card}]\n")
 
 
 def test_best_update_is_that_of_the_best_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,8 +47,8 @@ def test_best_update_is_that_of_the_best_checkpoint(capsys: pytest.CaptureFixtur
             show({"kind": "checkpoint", "update": update, "best": False})
             show({"kind": "checkpoint", "update": update, "best": best})
             show({"kind": "val", "update": update, "metrics": {"auroc": auroc}})
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("update")]
-    assert [line.endswith(" (best)") for line in said] == [True, True, False]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("update")]
+    assert [line.endswith(" (best)") for line in lines] == [True, True, False]
 
 
 def test_coverage_is_shown_for_training_and_each_validation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def interrupt_the_moves(paths: DatasetPaths) -> None:
 
 def parse_hint(errors: str) -> list[str]:
     """Return the arguments of the command in the last hint."""
-    hints = re.findall("^hint: (?:run )?`mmfw (.*)`$", errors, re.MULTILINE)
+    hints = re.findall("^hint: run `mmfw (.*)`$", errors, re.MULTILINE)
     return split_command(hints[-1])
 
 
@@ -72,7 +72,7 @@ def test_command_in_the_hint_of_verify_repairs_the_damage(world: MmfPaths, damag
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         (["--data-dir"], 2),
         (["runs", "--save-dir"], 2),
@@ -82,11 +82,11 @@ def test_command_in_the_hint_of_verify_repairs_the_damage(world: MmfPaths, damag
     ],
 )
 def test_missing_folder_is_an_error_only_if_its_parts_are_named(
-    world: MmfPaths, tmp_path: Path, mmfw: MmfwRunner, command: str, words: list[str], code: int
+    world: MmfPaths, tmp_path: Path, mmfw: MmfwRunner, command: str, arguments: list[str], code: int
 ) -> None:
-    mmfw(command, *words, tmp_path / "nowhere", code=code)
-    said = mmfw.err
-    assert code == 0 or "nowhere" in said or "no part, preset or run named" in said
+    mmfw(command, *arguments, tmp_path / "nowhere", code=code)
+    message = mmfw.err
+    assert code == 0 or "nowhere" in message or "no part, preset or run named" in message
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -98,7 +98,7 @@ def test_all_damage_is_repaired_at_once_and_nothing_else_changes(world: MmfPaths
     before = untouched.stat().st_mtime_ns
     mmfw("verify", code=3)
     results = {result["what"]: result for result in mmfw.json("repair")}
-    repaired = {what for what, result in results.items() if result["repaired"]}
+    repaired = {name for name, result in results.items() if result["repaired"]}
     assert repaired == {"dataset", "models/visual_bert", "MMF 9.9.0"}
     assert {result["state"] for result in results.values()} == {"intact"}
     assert untouched.stat().st_mtime_ns == before
@@ -131,7 +131,7 @@ def test_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: Mmf
 
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
-@pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name.startswith("the hashes")])
 def test_user_files_survive_a_repair_without_hashes(
     world: MmfPaths, user_dir: Path, mmfw: MmfwRunner, command: str, damage: str
 ) -> None:
@@ -179,40 +179,40 @@ def test_missing_password_does_not_prevent_other_repairs(world: MmfPaths, user_d
     mmfw("repair", "--password", PASSWORD)
 
 
-@pytest.mark.parametrize("named", ["the archive", "its folder"])
-def test_moved_archive_is_named(world: MmfPaths, user_dir: Path, named: str, mmfw: MmfwRunner) -> None:
+@pytest.mark.parametrize("source_kind", ["the archive", "its folder"])
+def test_moved_archive_is_named(world: MmfPaths, user_dir: Path, source_kind: str, mmfw: MmfwRunner) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
-    stick = user_dir / "usb stick"
-    stick.mkdir()
+    copy_dir = user_dir / "copy of the archives"
+    copy_dir.mkdir()
     for name in ("memes.zip", "features.tar.gz"):
-        (user_dir / name).rename(stick / name)
+        (user_dir / name).rename(copy_dir / name)
     mmfw("repair", code=3)
     errors = mmfw.err
     assert "memes.zip was moved or deleted" in errors and "features.tar.gz" in errors
     assert "--source" in errors
-    if named == "its folder":
-        mmfw("repair", "--source", stick)
+    if source_kind == "its folder":
+        mmfw("repair", "--source", copy_dir)
     else:
-        mmfw("repair", "dataset", "--source", stick / "memes.zip")
-        mmfw("repair", "features", "--source", stick / "features.tar.gz")
+        mmfw("repair", "dataset", "--source", copy_dir / "memes.zip")
+        mmfw("repair", "features", "--source", copy_dir / "features.tar.gz")
     mmfw("verify")
 
 
 def test_features_without_their_archive_are_replaced_from_another_one(
     empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
+    other_paths = MmfPaths.resolve(user_dir / "elsewhere")
     archive = user_dir / "features.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))
-    extract_features(archive, elsewhere, version=None)
-    hostile_archives.truncate_file(elsewhere.dataset.features / "detectron.lmdb/data.mdb")
-    other = archive.rename(user_dir / "other.tar.gz")
-    where = ["--data-dir", str(elsewhere.data_dir)]
-    mmfw("repair", "features", *where, code=3)
+    extract_features(archive, other_paths, version=None)
+    hostile_archives.truncate_file(other_paths.dataset.features / "detectron.lmdb/data.mdb")
+    other_archive = archive.rename(user_dir / "other.tar.gz")
+    folder_options = ["--data-dir", str(other_paths.data_dir)]
+    mmfw("repair", "features", *folder_options, code=3)
     [command] = re.findall("`mmfw (features extract .*?)`", mmfw.err)
-    mmfw(*[{"ARCHIVE": str(other)}.get(word, word) for word in split_command(command)])
-    mmfw("verify", "features", *where)
+    mmfw(*[{"ARCHIVE": str(other_archive)}.get(word, word) for word in split_command(command)])
+    mmfw("verify", "features", *folder_options)
 
 
 def test_another_archive_is_refused_and_the_other_parts_are_repaired(
@@ -221,9 +221,9 @@ def test_another_archive_is_refused_and_the_other_parts_are_repaired(
     DAMAGES["an image changed"](world)
     DAMAGES["a file of MMF is missing"](world)
     files = {name: b"another" if name.endswith("00003.png") else data for name, data in dataset_files().items()}
-    other = hostile_archives.write_zip(user_dir / "other.zip", files)
+    other_archive = hostile_archives.write_zip(user_dir / "other.zip", files)
     image = (world.dataset.images / "img/00003.png").read_bytes()
-    assert "dataset" in mmfw("repair", "--source", other, code=3)
+    assert "dataset" in mmfw("repair", "--source", other_archive, code=3)
     assert (world.dataset.images / "img/00003.png").read_bytes() == image
     mmfw("verify", "mmf")
 

@@ -65,8 +65,8 @@ def save(user_dir: Path) -> Path:
     make(user_dir, "a/2026-01-01T00-00-00")
     make(user_dir, "a/2026-01-02T00-00-00", outcome="cuda_oom")
     make(user_dir, "b/2026-01-03T00-00-00", preset="vilbert", settings={"training": {"batch_size": 4}})
-    broken = make(user_dir, "c/2026-01-04T00-00-00")
-    broken.request_file.write_text("{", encoding="utf-8")
+    damaged_run = make(user_dir, "c/2026-01-04T00-00-00")
+    damaged_run.request_file.write_text("{", encoding="utf-8")
     return user_dir
 
 
@@ -86,25 +86,25 @@ def test_pipe_in_place_of_a_file_makes_a_run_unreadable(save: Path, name: str, m
 def test_run_without_read_permission_is_listed_with_the_reason(save: Path) -> None:
     folder = save / "b/2026-01-03T00-00-00"
     folder.chmod(0)
-    listed, shown = (run_unprivileged("runs", *words) for words in (("--json",), ("show", "b")))
+    list_process, show_process = (run_unprivileged("runs", *arguments) for arguments in (("--json",), ("show", "b")))
     folder.chmod(0o700)
-    states = {run["id"]: run["state"] for run in json.loads(listed.stdout)}
+    states = {run["id"]: run["state"] for run in json.loads(list_process.stdout)}
     assert (states["b/2026-01-03T00-00-00"], states["a/2026-01-01T00-00-00"]) == ("unreadable", "done")
-    assert "b/2026-01-03T00-00-00 cannot be read" in listed.stderr and "Permission denied" in listed.stderr
-    assert shown.returncode == 3 and f"error: {folder}" in shown.stderr
+    assert "b/2026-01-03T00-00-00 cannot be read" in list_process.stderr and "Permission denied" in list_process.stderr
+    assert show_process.returncode == 3 and f"error: {folder}" in show_process.stderr
 
 
-@pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])
-def test_unreadable_run_is_removed_as_hinted(save: Path, words: tuple[str, ...], mmfw: MmfwRunner) -> None:
+@pytest.mark.parametrize("arguments", [("runs", "show"), ("report",), ("predict",)])
+def test_unreadable_run_is_removed_as_hinted(save: Path, arguments: tuple[str, ...], mmfw: MmfwRunner) -> None:
     pytest.importorskip("matplotlib")
-    mmfw(*words, "c", "--save-dir", save, code=3)
+    mmfw(*arguments, "c", "--save-dir", save, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     mmfw(*split_command(command), "--yes")
     assert not (save / "c").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "days"),
+    ("arguments", "days"),
     [
         ((), [4, 3, 2, 1]),
         (("--state", "unreadable"), [4]),
@@ -114,13 +114,13 @@ def test_unreadable_run_is_removed_as_hinted(save: Path, words: tuple[str, ...],
         (("--preset", "visual_bert"), []),
     ],
 )
-def test_list_is_filtered(mmfw: MmfwRunner, save: Path, words: tuple[str, ...], days: list[int]) -> None:
-    runs = mmfw.json("runs", *words)
+def test_list_is_filtered(mmfw: MmfwRunner, save: Path, arguments: tuple[str, ...], days: list[int]) -> None:
+    runs = mmfw.json("runs", *arguments)
     assert [int(run["id"][10:12]) for run in runs] == days
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--preset", "dmo", "--json"], "did you mean demo?"),
         (["--format", "csv", "--json"], "cannot be combined"),
@@ -130,9 +130,9 @@ def test_list_is_filtered(mmfw: MmfwRunner, save: Path, words: tuple[str, ...], 
     ],
     ids=" ".join,
 )
-def test_invalid_arguments_are_rejected(mmfw: MmfwRunner, save: Path, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_rejected(mmfw: MmfwRunner, save: Path, arguments: list[str], message: str) -> None:
     make(save, "b/2026-01-01T00-00-00")
-    assert said in mmfw("runs", *words, code=2)
+    assert message in mmfw("runs", *arguments, code=2)
 
 
 def test_csv_has_one_row_per_run(mmfw: MmfwRunner, save: Path) -> None:
@@ -162,8 +162,8 @@ def test_list_shows_test_scores_and_differing_settings(mmfw: MmfwRunner, user_di
     for number, (split, auroc) in enumerate(scores.items()):
         csv_file = first.reports / f"hateful_memes_a_{split}_2026-01-01T00-00-0{number}.csv"
         csv_file.touch()
-        facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10}
-        write_json(csv_file.with_suffix(".metrics.json"), facts)
+        metrics = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10}
+        write_json(csv_file.with_suffix(".metrics.json"), metrics)
     user_predictions = first.reports / "hateful_memes_a_test_own_2026-01-01T00-00-09.csv"
     user_predictions.touch()
     write_json(user_predictions.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "test_own", "rows": 1})
@@ -178,13 +178,13 @@ def test_list_shows_test_scores_and_differing_settings(mmfw: MmfwRunner, user_di
 
 
 def test_failed_run_is_shown_with_the_reason(mmfw: MmfwRunner, save: Path) -> None:
-    shown = mmfw.json("runs", "show", "a")
-    assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
-    assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
+    run_info = mmfw.json("runs", "show", "a")
+    assert (run_info["state"], run_info["why"]) == ("failed: cuda_oom", "why it failed")
+    assert run_info["validations"] == [{"update": 10, "auroc": 0.7}]
     text = mmfw("runs", "show", "a")
     assert "Reason: why it failed\n" in text and "    10  0.7000  -\n" in text
     assert "Trained: 10 of ? updates in 0 s; attempts: 1\n" in text and "Model: mmbt\n" in text
-    assert not [name for name in shown if "_" in name and name in text], "JSON keys must not appear in the text"
+    assert not [name for name in run_info if "_" in name and name in text], "JSON keys must not appear in the text"
 
 
 def test_scores_are_shown_with_coverage_and_without_control_characters(mmfw: MmfwRunner, user_dir: Path) -> None:
@@ -197,21 +197,21 @@ def test_scores_are_shown_with_coverage_and_without_control_characters(mmfw: Mmf
     csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
     csv.parent.mkdir()
     csv.write_text("id,proba,label\n", encoding="utf-8")
-    facts = {"auroc": 0.625, "split": "test_unseen", "rows": 1593, "full_rows": 2000}
-    write_json(csv.with_suffix(".metrics.json"), {**facts, "threshold": 0.5})
+    metrics = {"auroc": 0.625, "split": "test_unseen", "rows": 1593, "full_rows": 2000}
+    write_json(csv.with_suffix(".metrics.json"), {**metrics, "threshold": 0.5})
     csv.with_name("hateful_memes_a_train_2026-01-01T00-00-00.csv").touch()  # without a record
-    steering = csv.with_name("hateful_memes_a_train_2026-01-01T00-00-02.csv")
-    steering.touch()
-    write_json(steering.with_suffix(".metrics.json"), {**facts, "split": "\x1b[31mtrain", "auroc": 0.5})
+    csv_with_controls = csv.with_name("hateful_memes_a_train_2026-01-01T00-00-02.csv")
+    csv_with_controls.touch()
+    write_json(csv_with_controls.with_suffix(".metrics.json"), {**metrics, "split": "\x1b[31mtrain", "auroc": 0.5})
 
     assert "0.7500  433 of 540 rows of dev_unseen" in mmfw("runs")
-    [listed] = mmfw.json("runs")
-    assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 433, 540]
-    shown = mmfw.json("runs", "show", "a")
-    assert shown["predictions"][0] == {"csv": str(csv), "checkpoint": "unknown", **facts}
-    assert shown["predictions"][1]["auroc"] is None
-    assert shown["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
-    assert shown["validations"] == [
+    [listed_run] = mmfw.json("runs")
+    assert [listed_run[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 433, 540]
+    run_info = mmfw.json("runs", "show", "a")
+    assert run_info["predictions"][0] == {"csv": str(csv), "checkpoint": "unknown", **metrics}
+    assert run_info["predictions"][1]["auroc"] is None
+    assert run_info["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
+    assert run_info["validations"] == [
         {"update": 10, "auroc": 0.7},
         {"update": 20, "auroc": 0.75, **data},
         {"update": 30, "auroc": 0.6, **data, "rows": 540},
@@ -223,9 +223,9 @@ def test_scores_are_shown_with_coverage_and_without_control_characters(mmfw: Mmf
     assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen  " in text
     assert "rows of \\u001b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00", seed=0)
-    shown = mmfw.json("runs", "show", "b")
-    assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
-    assert shown["trained_on"] is None and "Seed: 0\n" in mmfw("runs", "show", "b")
+    run_info = mmfw.json("runs", "show", "b")
+    assert [run_info[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
+    assert run_info["trained_on"] is None and "Seed: 0\n" in mmfw("runs", "show", "b")
     comparison = mmfw.json("runs", "compare", run.id, other.id)
     assert comparison["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
@@ -259,13 +259,13 @@ def test_run_is_removed_and_the_freed_space_is_shown(mmfw: MmfwRunner, save: Pat
     assert [path.name for path in (save / "a").iterdir()] == ["2026-01-01T00-00-00"]
 
 
-@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 0, "nothing removed"), ("", 2, "--yes")])
+@pytest.mark.parametrize(("stdin", "code", "message"), [("n\n", 0, "nothing removed"), ("", 2, "--yes")])
 def test_nothing_is_removed_without_confirmation(
-    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, stdin: str, code: int, message: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     mmfw("runs", "rm", "b", code=code)
-    assert said in mmfw.err
+    assert message in mmfw.err
     assert (save / "b/2026-01-03T00-00-00").is_dir()
 
 
@@ -281,11 +281,11 @@ def test_control_characters_in_run_names_are_escaped(
     mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(save)
-    evil = "gnp.\u202eexe\x1b]0;title\x07"
-    make(save, f"{evil}/2026-01-05T00-00-00", preset=evil, settings={"training": {"seed:": evil}})
-    (save / f"{evil}/a:b").touch()
+    name = "gnp.\u202eexe\x1b]0;title\x07"
+    make(save, f"{name}/2026-01-05T00-00-00", preset=name, settings={"training": {"seed:": name}})
+    (save / f"{name}/a:b").touch()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    mmfw("runs", *command.format(evil).split(), code=2 if command.endswith("x") else 0)
+    mmfw("runs", *command.format(name).split(), code=2 if command.endswith("x") else 0)
     assert not set(mmfw.out + mmfw.err) & set("\x1b\x07\u202e")
 
 
@@ -309,7 +309,7 @@ def test_run_in_training_is_not_removed(mmfw: MmfwRunner, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with file_lock(run.training_lock_file):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
-    assert (save / "a/2026-01-02T00-00-00").is_dir(), "no run is removed if one of them is refused"
+    assert (save / "a/2026-01-02T00-00-00").is_dir(), "no run may be removed if one of them is refused"
 
 
 def test_runs_are_a_dataframe_in_a_notebook(save: Path, tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def run(user_dir: Path) -> Run:
 
 def verify_checkpoints(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
     """Run ``mmfw runs show --verify`` with and without ``--json``; return the checkpoints by name."""
-    words = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
-    info = mmfw.json(*words)
-    mmfw(*words)
+    arguments = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
+    info = mmfw.json(*arguments)
+    mmfw(*arguments)
     return {entry["name"]: entry for entry in info["checkpoints"]}
 
 
@@ -376,12 +376,12 @@ def test_damaged_checkpoint_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run)
     assert next(line for line in mmfw.out.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
     assert "best.ckpt: damaged at model/data/0" in mmfw.err
     assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, (
-        "predict is suggested because training is complete"
+        "predict must be suggested, because training is complete"
     )
-    later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
-    (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
-    verify_checkpoints(mmfw, later)
-    assert "newest intact checkpoint" not in mmfw.err, "the run has no intact checkpoint"
+    damaged_run = make(run.path.parents[1], "b/2026-01-02T00-00-00")
+    (damaged_run.checkpoints / "best.ckpt").write_bytes(b"cut off")
+    verify_checkpoints(mmfw, damaged_run)
+    assert "newest intact checkpoint" not in mmfw.err, "no checkpoint may be named if none is intact"
 
 
 def test_run_without_checkpoints_is_not_an_error(mmfw: MmfwRunner, user_dir: Path) -> None:
@@ -393,8 +393,8 @@ def test_run_without_checkpoints_is_not_an_error(mmfw: MmfwRunner, user_dir: Pat
 def test_damaged_file_of_a_run_is_a_clear_error_of_each_command(user_dir: Path, part: int) -> None:
     """More kinds of damage: ``python scripts/fuzz.py runs``."""
     world, can_report = DamagedRuns(user_dir), all(map(find_spec, ("jinja2", "matplotlib", "PIL", "numpy")))
-    wrong: list[str] = []
+    problems: list[str] = []
     for seed in range(part, 40, 4):
         failures = world.find_failures(Random(seed), with_reports=can_report and seed % 3 == part % 3)
-        wrong += [f"seed {seed}, {line}" for line in failures]
-    assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:20])
+        problems += [f"seed {seed}, {line}" for line in failures]
+    assert not problems, f"{len(problems)}: " + "\n".join(problems[:20])

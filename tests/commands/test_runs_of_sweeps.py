@@ -50,10 +50,10 @@ def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_run_of_a_task_is_found_by_its_name_and_each_folder(mmfw: MmfwRunner, save: Path) -> None:
     for name in (TASK, save / TASK, f"{TASK}/demo/2026-01-01T00-00-00", save / TASK / "demo/2026-01-01T00-00-00"):
-        shown = mmfw.json("runs", "show", name)
-        assert (shown["id"], shown["best_auroc"]) == (TASK, 0.6)
+        run_info = mmfw.json("runs", "show", name)
+        assert (run_info["id"], run_info["best_auroc"]) == (TASK, 0.6)
     assert mmfw.json("runs", "show")["id"] == "demo/2025-01-01T00-00-00", (
-        "runs of a sweep are newer, but not the default"
+        "a newer run of a sweep must not be the default"
     )
     mmfw("runs", "show", "2026-01-01T00-00-00", code=2)
 
@@ -62,23 +62,23 @@ def test_printed_ids_find_the_runs_again(save: Path) -> None:
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
-    elsewhere = make(save.parent / "elsewhere")
+    other_sweep = make(save.parent / "elsewhere")
     runs = [find_run(save, str(folder.parent)) for folder in save.glob("sweeps/*/*/param")]
     runs += [second, Run(second.path.with_name("2026-01-01T00-00-00"))]
-    runs += [find_run(save, str(folder.parent)) for folder in elsewhere.path.glob("*/param")]
+    runs += [find_run(save, str(folder.parent)) for folder in other_sweep.path.glob("*/param")]
     ids = {run.id: run.path for run in runs}
     assert len(ids) == 9, "IDs must be unique"
     assert {name: find_run(save, name).path for name in ids} == ids
     task = save / TASK  # save dir of the commands of a task
     assert find_run(task, "demo") == find_run(task, second.id) == second
-    assert find_run(save, TASK) == second, "the newest run of the task"
-    for param in (*save.glob("sweeps/*/*/param"), *elsewhere.path.glob("*/param")):
+    assert find_run(save, TASK) == second, "the name of a task must mean its newest run"
+    for param in (*save.glob("sweeps/*/*/param"), *other_sweep.path.glob("*/param")):
         param.unlink()
     (save.parent / "sweep.yaml").touch()  # a user's file, which does not turn the save dir into a task
     runs.append(find_run(save, "demo"))
     ids["demo/2025-01-01T00-00-00"] = runs[-1].path
     assert {run.id: find_run(save, run.id).path for run in runs} == ids, (
-        "IDs are still resolved without the files of the tasks"
+        "IDs must be resolved without the files of the tasks"
     )
 
 
@@ -87,45 +87,45 @@ def test_sweep_is_one_line_of_the_list_of_runs(mmfw: MmfwRunner, save: Path) -> 
     assert run.startswith("demo/2025") and re.match(r"sweeps/grid .* 4 success", sweep)
     assert [run["id"] for run in mmfw.json("runs")] == ["demo/2025-01-01T00-00-00"]
     for name in ("grid", "sweeps/grid", save / "sweeps" / "grid"):
-        listed = mmfw.json("runs", "--sweep", name)
-        assert [run["id"].rpartition("/")[0] for run in listed] == ["sweeps/grid"] * 4
-    mmfw("runs", "rm", listed[0]["id"], "--yes")
+        runs = mmfw.json("runs", "--sweep", name)
+        assert [run["id"].rpartition("/")[0] for run in runs] == ["sweeps/grid"] * 4
+    mmfw("runs", "rm", runs[0]["id"], "--yes")
     assert len(mmfw.json("runs", "--sweep", "grid")) == 3
     assert "no sweep named nope" in mmfw("runs", "--sweep", "nope", code=2)
     assert "did you mean grid?" in mmfw("sweep", "status", "GRIDS", code=2)
     assert "did you mean `mmfw sweep run demo`?" in mmfw("sweep", "demo", code=2)
 
 
-@pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)
 def test_sweep_in_place_of_a_run_names_the_command_that_lists_its_runs(
-    mmfw: MmfwRunner, save: Path, words: tuple[str, ...]
+    mmfw: MmfwRunner, save: Path, arguments: tuple[str, ...]
 ) -> None:
-    mmfw(*words, "grid", code=2)
+    mmfw(*arguments, "grid", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     assert TASK in mmfw(*split_command(command))
 
 
-@pytest.mark.parametrize("words", ["track status", "track push --to mlflow", "report", "verify", "repair"])
+@pytest.mark.parametrize("command", ["track status", "track push --to mlflow", "report", "verify", "repair"])
 def test_bare_name_is_never_taken_for_a_sweep(
-    mmfw: MmfwRunner, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, save: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("mmf_win.commands.track.select_enabled_trackers", lambda *_: ["a tracker"])
-    mmfw(*words.split(), "grid", code=2)
+    mmfw(*command.split(), "grid", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
     monkeypatch.chdir(save / "sweeps")
-    mmfw(*words.split(), "grid", code=2)
-    assert "did you mean sweeps/grid?" in mmfw.err, "a folder with this name exists here"
+    mmfw(*command.split(), "grid", code=2)
+    assert "did you mean sweeps/grid?" in mmfw.err, "a folder of the current folder must not be preferred"
     monkeypatch.chdir(save)
-    mmfw(*words.split(), "sweeps/gird", code=2)
+    mmfw(*command.split(), "sweeps/gird", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
 
 
 @pytest.mark.usefixtures("save")
-@pytest.mark.parametrize("words", ["runs show", "predict", "train --resume"])
-def test_command_for_one_run_shows_how_to_list_the_runs_of_a_sweep(mmfw: MmfwRunner, words: str) -> None:
+@pytest.mark.parametrize("command", ["runs show", "predict", "train --resume"])
+def test_command_for_one_run_shows_how_to_list_the_runs_of_a_sweep(mmfw: MmfwRunner, command: str) -> None:
     for name in ("grid", "sweeps/grid"):
-        mmfw(*words.split(), name, code=2)
+        mmfw(*command.split(), name, code=2)
         assert f"list its runs with `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
 
 
@@ -167,12 +167,12 @@ def test_one_name_does_not_remove_several_runs_of_a_task(mmfw: MmfwRunner, save:
     assert not second.path.exists() and find_run(save, TASK).id == TASK
 
 
-@pytest.mark.parametrize("words", [(), ("runs",), ("sweeps/grid",), (TASK,)], ids=str)
-def test_damaged_checkpoint_of_a_sweep_is_found(mmfw: MmfwRunner, save: Path, words: tuple[str, ...]) -> None:
-    mmfw("verify", *words)
+@pytest.mark.parametrize("arguments", [(), ("runs",), ("sweeps/grid",), (TASK,)], ids=str)
+def test_damaged_checkpoint_of_a_sweep_is_found(mmfw: MmfwRunner, save: Path, arguments: tuple[str, ...]) -> None:
+    mmfw("verify", *arguments)
     assert TASK in mmfw.out
     truncate_file(find_run(save, TASK).checkpoints / "best.ckpt")
-    assert f"run {TASK}" in mmfw("verify", *words, code=3)
+    assert f"run {TASK}" in mmfw("verify", *arguments, code=3)
 
 
 def test_sweep_and_run_are_compared(mmfw: MmfwRunner, save: Path) -> None:
@@ -184,25 +184,25 @@ def test_sweep_and_run_are_compared(mmfw: MmfwRunner, save: Path) -> None:
 
 
 def test_names_in_the_table_are_accepted_by_other_commands(mmfw: MmfwRunner, save: Path) -> None:
-    best, other = mmfw.json("sweep", "table", "grid")
+    best, second = mmfw.json("sweep", "table", "grid")
     assert best["tasks"] == ["sweeps/grid/Lr_0.2-Seed_1", "sweeps/grid/Lr_0.2-Seed_2"]
     assert best["tasks"][0] in mmfw("sweep", "table", "grid") and TASK in mmfw("sweep", "status", "grid")
-    for name in [*best["tasks"], *other["tasks"]]:
+    for name in [*best["tasks"], *second["tasks"]]:
         mmfw("runs", "show", name)
     assert " ".join(best["tasks"]) in mmfw("sweep", "table", "grid", "--format", "csv")
-    for gone in best["tasks"]:
-        mmfw("runs", "rm", gone, "--yes")
-        assert gone not in mmfw("sweep", "table", "grid")
+    for name in best["tasks"]:
+        mmfw("runs", "rm", name, "--yes")
+        assert name not in mmfw("sweep", "table", "grid")
 
 
 def test_best_combination_is_chosen_by_validation_not_test_scores(mmfw: MmfwRunner, save: Path) -> None:
-    worse = find_run(save, TASK)
-    worse.reports.mkdir()
-    facts = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
-    write_json(worse.reports / "hateful_memes_demo_test_seen_2026.metrics.json", facts)
+    low_score_run = find_run(save, TASK)
+    low_score_run.reports.mkdir()
+    metrics = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
+    write_json(low_score_run.reports / "hateful_memes_demo_test_seen_2026.metrics.json", metrics)
     (find_run(save, "sweeps/grid/Lr_0.2-Seed_2").checkpoints / "best.ckpt").unlink()
-    elsewhere = shutil.copytree(save / "sweeps" / "grid", save.parent / "sweeps" / "copy")
-    for sweep in ("grid", elsewhere):
+    other_sweep = shutil.copytree(save / "sweeps" / "grid", save.parent / "sweeps" / "copy")
+    for sweep in ("grid", other_sweep):
         errors = mmfw("predict", "--best-of", sweep, code=3)
         assert f"run sweeps/{Path(sweep).name}/Lr_0.2-Seed_2 has no checkpoint" in errors
     assert "cannot be combined with RUN" in mmfw("predict", "demo", "--best-of", "grid", code=2)
@@ -212,7 +212,7 @@ def test_best_combination_is_chosen_by_validation_not_test_scores(mmfw: MmfwRunn
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         *(("sweep", "rm", "--yes"), ("sweep", "table"), ("sweep", "status"), ("sweep", "run")),
         *(("runs", "--sweep"), ("runs", "--preset"), ("runs", "show"), ("runs", "rm", "--yes")),
@@ -222,14 +222,14 @@ def test_best_combination_is_chosen_by_validation_not_test_scores(mmfw: MmfwRunn
     ids=" ".join,
 )
 def test_empty_name_is_rejected(
-    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    if words[0] == "report":
+    if arguments[0] == "report":
         pytest.importorskip("matplotlib")
     before = sorted(save.rglob("*"))
-    for here in (save.parent, save / "sweeps" / "grid"):
-        monkeypatch.chdir(here)
-        mmfw(*words, "", code=2)
+    for folder in (save.parent, save / "sweeps" / "grid"):
+        monkeypatch.chdir(folder)
+        mmfw(*arguments, "", code=2)
         assert mmfw.out == ""
     assert sorted(save.rglob("*")) == before
 
@@ -242,10 +242,10 @@ def test_sweep_is_removed_only_if_unused_and_without_other_files(
     for lock in (save / TASK / "lock", run.training_lock_file, run.usage_lock_file):
         with file_lock(lock):
             mmfw(*rm, code=8)
-    mine = sweep / "notes"
-    mine.mkdir()
-    assert str(mine) in mmfw(*rm, code=2)
-    mine.rmdir()
+    user_folder = sweep / "notes"
+    user_folder.mkdir()
+    assert str(user_folder) in mmfw(*rm, code=2)
+    user_folder.rmdir()
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert "--yes" in mmfw(*rm[:-1], code=2)
     assert len(mmfw.json("runs", "--sweep", "grid")) == 4
@@ -268,8 +268,8 @@ def test_file_with_several_names_counts_once_and_frees_space_with_its_last_name(
         (checkpoints / "best.ckpt").write_bytes(bytes(large))
         for name in ("current.ckpt", "demo_final.pth"):
             link_or_copy(checkpoints / "best.ckpt", checkpoints / name)
-    for listed in mmfw.json("runs"):
-        assert large < listed["size"] < 2 * large
+    for run_info in mmfw.json("runs"):
+        assert large < run_info["size"] < 2 * large
     single = "demo/2025-01-01T00-00-00"
     assert mmfw.json("runs", "show", single)["size"] == count_bytes(single)
 

@@ -27,10 +27,10 @@ def leaks(
     password_files = {user_dir / "password.txt"}
     next(iter(password_files)).write_text(f"{SECRET}\n", encoding="utf-8")
 
-    def run(code: int, *words: str | Path) -> list[str]:
-        assert main([str(word) for word in words]) == code
-        said = capsys.readouterr()
-        texts: dict[str, Any] = {"stdout": said.out, "stderr": said.err, "log": caplog.text}
+    def run(code: int, *arguments: str | Path) -> list[str]:
+        assert main([str(word) for word in arguments]) == code
+        streams = capsys.readouterr()
+        texts: dict[str, Any] = {"stdout": streams.out, "stderr": streams.err, "log": caplog.text}
         leaks = [name for name, text in texts.items() if "hunter2" in text]
         files = [path for path in user_dir.rglob("*") if path.is_file() and path not in password_files]
         return leaks + [str(path) for path in files if b"hunter2" in _content(path)]
@@ -46,32 +46,32 @@ def _content(path: Path) -> bytes:
         return b"".join(map(archive.read, archive.namelist()))
 
 
-@pytest.mark.parametrize("how", ["option", "file", "variable"])
+@pytest.mark.parametrize("source", ["option", "file", "variable"])
 def test_password_stays_secret(
-    leaks: Callable[..., list[str]], empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    leaks: Callable[..., list[str]], empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    given: tuple[str | Path, ...] = {
+    options: tuple[str | Path, ...] = {
         "option": ("--password", SECRET),
         "file": ("--password-file", user_dir / "password.txt"),
-    }.get(how, ())
-    if how == "variable":
+    }.get(source, ())
+    if source == "variable":
         monkeypatch.setenv("MMFW_PASSWORD", SECRET)
-    other, archive, features = (user_dir / name for name in ("other.zip", "memes.zip", "features.zip"))
-    write_encrypted_zip(other, dataset_files().items(), "another")
+    other_archive, archive, features = (user_dir / name for name in ("other.zip", "memes.zip", "features.zip"))
+    write_encrypted_zip(other_archive, dataset_files().items(), "another")
     write_encrypted_zip(archive, dataset_files().items(), SECRET)
     write_encrypted_zip(features, [("detectron.lmdb/data.mdb", b"x" * 5000)], SECRET)
-    assert leaks(4, "convert", "--zip", other, *given) == []
-    assert leaks(0, "convert", "--zip", archive, *given) == []
-    assert leaks(0, "features", "extract", features, *given) == []
+    assert leaks(4, "convert", "--zip", other_archive, *options) == []
+    assert leaks(0, "convert", "--zip", archive, *options) == []
+    assert leaks(0, "features", "extract", features, *options) == []
     hostile_archives.truncate_file(empty_paths.dataset.annotation_file("train"))
     assert leaks(3, "verify", "--data-dir", empty_paths.data_dir) == []
-    assert leaks(0, "repair", "dataset", *given) == []
+    assert leaks(0, "repair", "dataset", *options) == []
     run = Run.create(empty_paths.save_dir, "mmbt_grid")
     run.log.write_text(f"asked with --password {SECRET}\nTraceback\n", encoding="utf-8")
     assert leaks(0, "doctor", "--report", user_dir / "bug-report.zip", "--log") == [str(run.log)]
 
 
-def test_crash_shows_no_secret_with_a_fake_bug(
+def test_crash_shows_no_secret_with_fake_bug(
     leaks: Callable[..., list[str]], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake_bug(*_: object, ask: Callable[[], str], **__: object) -> None:
@@ -85,7 +85,7 @@ def test_crash_shows_no_secret_with_a_fake_bug(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("repair", "--source", "https://me:hunter2@example.org/mmf"),
         ("repair", "--source", " HTTPS://me:hunter2@example.org/mmf"),
@@ -96,6 +96,8 @@ def test_crash_shows_no_secret_with_a_fake_bug(
         ("predict", "--memes", "https://me:hunter2@example.org/own.csv"),
     ],
 )
-def test_secret_in_a_url_is_not_shown(leaks: Callable[..., list[str]], world: MmfPaths, words: tuple[str, ...]) -> None:
-    assert leaks(2, *words) == []
-    assert leaks(3, "convert", "--zip", words[-1]) == []
+def test_secret_in_a_url_is_not_shown(
+    leaks: Callable[..., list[str]], world: MmfPaths, arguments: tuple[str, ...]
+) -> None:
+    assert leaks(2, *arguments) == []
+    assert leaks(3, "convert", "--zip", arguments[-1]) == []

@@ -52,12 +52,12 @@ def test_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> No
     folder = mmfw_home / "mmf"
     folder.mkdir(parents=True)
     command = [sys.executable, "-X", "utf8", "-m", "mmf_win", "setup", "--mmf", str(checkout)]
-    closed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with file_lock(folder / LOCK_NAME):
-        second = subprocess.Popen(command, **closed, stderr=subprocess.PIPE, encoding="utf-8")
+        second = subprocess.Popen(command, **streams, stderr=subprocess.PIPE, encoding="utf-8")
         assert second.stderr is not None
-        said = second.stderr.readline()
-        assert "waiting for it" in said and str(folder) in said
+        message = second.stderr.readline()
+        assert "waiting for it" in message and str(folder) in message
         assert not (folder / "installed.json").exists()
     with second:
         assert second.wait() == 0

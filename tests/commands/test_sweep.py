@@ -39,13 +39,13 @@ class Sweep(MmfwRunner):
         text = f"template:\n  t: {json.dumps(template, ensure_ascii=False)}\n{head}"
         self.file.write_text("".join([text, *(f"---\n{choice}\n" for choice in choices)]), encoding="utf-8")
 
-    def __call__(self, *words: object, code: int = 0) -> str:
+    def __call__(self, *arguments: object, code: int = 0) -> str:
         """Run ``mmfw sweep …``."""
-        return super().__call__("sweep", *words, code=code)
+        return super().__call__("sweep", *arguments, code=code)
 
-    def run(self, *words: object, code: int = 0) -> str:
+    def run(self, *arguments: object, code: int = 0) -> str:
         """Run ``mmfw sweep run`` on the CPU."""
-        return self("run", self.file, "-o", self.output, "-r", "cpu", *words, code=code)
+        return self("run", self.file, "-o", self.output, "-r", "cpu", *arguments, code=code)
 
     @property
     def hinted(self) -> list[list[str]]:
@@ -83,8 +83,8 @@ def test_dry_run_of_a_started_sweep_shows_remaining_tasks_and_their_cost(sweep: 
     assert "2 tasks, 1 to run" in sweep.err and "from 1 finished before" in sweep.err
     sweep.run("--dry-run", "--force")
     assert "2 to run" in sweep.err
-    for words, names in (("--failed", []), ("--debug", ["A_1"])):
-        sweep.run("--dry-run", "--json", words)
+    for option, names in (("--failed", []), ("--debug", ["A_1"])):
+        sweep.run("--dry-run", "--json", option)
         assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
 
 
@@ -103,13 +103,13 @@ def test_status_shows_states_and_reasons(sweep: Sweep) -> None:
 def test_newest_sweep_in_the_save_dir_is_the_default(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep("run", sweep.file, "-r", "cpu")
-    for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
-        sweep("status", *words)
+    for arguments in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
+        sweep("status", *arguments)
         assert "1 success" in sweep.err
     sweep("run", "params", "-r", "cpu")  # run an earlier sweep by its name
 
 
-def test_table_as_text_csv_tsv_and_json(sweep: Sweep) -> None:
+def test_table_is_printed_as_text_csv_tsv_and_json(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     sweep.run()
     folder = SweepFolder(sweep.output)
@@ -132,10 +132,10 @@ def test_printed_commands_show_failed_tasks_and_run_them_again(sweep: Sweep) -> 
         python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())), "a: [1, 2]", head="resource: [cpu]\n"
     )
     sweep.run(code=7)
-    status, again = sweep.hinted
+    status, run_again = sweep.hinted
     sweep(*status)
     (sweep.folder / "luck").touch()
-    sweep(*again)
+    sweep(*run_again)
     assert {task.state for task in load_tasks_by_name(sweep.output).values()} == {"success"}
 
 
@@ -183,7 +183,7 @@ def test_sample_and_title_select_tasks(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ((), "missing PRESET"),
         (("params.yaml", "--seeds", "1-3"), "--seeds requires a preset"),
@@ -199,17 +199,17 @@ def test_sample_and_title_select_tasks(sweep: Sweep) -> None:
     ],
 )
 def test_invalid_arguments_are_usage_errors(
-    sweep: Sweep, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+    sweep: Sweep, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sweep.folder)
     sweep.write("echo {a}", "a: 1")
-    sweep("run", *words, code=2)
+    sweep("run", *arguments, code=2)
     assert message in sweep.err and "Traceback" not in sweep.err
     assert sorted(path.name for path in sweep.folder.iterdir()) == ["params.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["sweep", "status"], "mmfw sweep run PRESET"),
         (["sweep", "table"], "mmfw sweep run PRESET"),
@@ -218,10 +218,10 @@ def test_invalid_arguments_are_usage_errors(
         (["report", ""], "no run named"),
     ],
 )
-def test_missing_sweep_is_an_error(words: list[str], text: str, mmfw: MmfwRunner, user_dir: Path) -> None:
-    if words[0] == "report":
+def test_missing_sweep_is_an_error(arguments: list[str], text: str, mmfw: MmfwRunner, user_dir: Path) -> None:
+    if arguments[0] == "report":
         pytest.importorskip("matplotlib")
-    mmfw(*words, "--save-dir", user_dir / "save", code=2)
+    mmfw(*arguments, "--save-dir", user_dir / "save", code=2)
     assert (
         text in mmfw.err
         and ("no sweep" in mmfw.err or "no run named" in mmfw.err)
@@ -281,9 +281,9 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
     data = sweep.folder / "my data"
     data.mkdir()
     sweep.run("--data-dir", data, code=7)
-    _, again = sweep.hinted
+    _, resume_arguments = sweep.hinted
     (data / "luck").touch()
-    sweep(*again)
+    sweep(*resume_arguments)
     logs = [*(sweep.output / "A_1").glob("log.*")]
     assert {line for log in logs for line in log.read_text(encoding="utf-8").split("\n")} == {str(data), ""}
     sweep.write("mmfw train demo --data-dir data", "a: 1")
@@ -297,14 +297,16 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
 
 def test_sweep_of_a_preset_keeps_edits_of_its_file(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    first = grid.preset_specification_text("demo", [1, 2], ["training.batch_size=8"], [])
-    _, text = join_specifications(first, folder)
-    by_hand = text.replace("---", "resource: [cpu, cpu]  # mine\n---", 1)
-    folder.specification.write_text(by_hand, encoding="utf-8")
-    again, text = join_specifications(first, folder)
-    assert (again.resource, text) == (("cpu", "cpu"), by_hand)
-    more, text = join_specifications(grid.preset_specification_text("demo", [3], ["training.batch_size=8"], []), folder)
-    assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
+    preset_text = grid.preset_specification_text("demo", [1, 2], ["training.batch_size=8"], [])
+    _, text = join_specifications(preset_text, folder)
+    edited_text = text.replace("---", "resource: [cpu, cpu]  # mine\n---", 1)
+    folder.specification.write_text(edited_text, encoding="utf-8")
+    edited, text = join_specifications(preset_text, folder)
+    assert (edited.resource, text) == (("cpu", "cpu"), edited_text)
+    extended, text = join_specifications(
+        grid.preset_specification_text("demo", [3], ["training.batch_size=8"], []), folder
+    )
+    assert extended.resource == ("cpu", "cpu") and len(extended.choices) == 1 and text.startswith(edited_text)
     assert len(parse_specification(text, folder.specification).choices) == 2
 
 
@@ -357,8 +359,8 @@ def test_runs_of_a_preset_are_tracked_when_resumed(sweep: Sweep, monkeypatch: py
     [command] = parse_specification(
         (sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file
     ).template.values()
-    words = shlex.split(command)
-    assert words[:3] == ["mmfw", "train", "demo"] and words[-len(track) :] == track
+    arguments = shlex.split(command)
+    assert arguments[:3] == ["mmfw", "train", "demo"] and arguments[-len(track) :] == track
     run = Run(sweep.folder / "a run")
     assert resume_argv(["mmfw", "train", "demo", *track], run) == ["mmfw", "train", "--resume", str(run.path), *track]
 

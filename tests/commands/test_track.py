@@ -79,13 +79,13 @@ def test_server_that_requires_a_key_counts_as_available(
 def test_invalid_address_is_rejected(mmfw: MmfwRunner, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
-    named = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
-    assert f"error: {named} is not a server of mlflow" in mmfw.err
+    described = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
+    assert f"error: {described} is not a server of mlflow" in mmfw.err
 
 
 @needs_mlflow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("--track", "tensorboard"), "'tensorboard' is not one of 'mlflow', 'clearml', 'wandb'"),
         (("--track", "mlflow"), "MLFLOW_TRACKING_URI"),
@@ -93,9 +93,9 @@ def test_invalid_address_is_rejected(mmfw: MmfwRunner, address: str, monkeypatch
         (("--track-models", "best"), "select a tracker with --track"),
     ],
 )
-def test_invalid_tracking_options_are_usage_errors(mmfw: MmfwRunner, words: tuple[str, ...], said: str) -> None:
-    mmfw("train", "mmbt_grid", *words, code=2)
-    assert said in mmfw.err
+def test_invalid_tracking_options_are_usage_errors(mmfw: MmfwRunner, arguments: tuple[str, ...], message: str) -> None:
+    mmfw("train", "mmbt_grid", *arguments, code=2)
+    assert message in mmfw.err
 
 
 @pytest.mark.parametrize("name", ["mlflow", "clearml", "wandb"])

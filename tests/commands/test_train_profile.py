@@ -14,7 +14,7 @@ ALONE = "cannot be combined with --profile"
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["mmbt_grid", "--profile", "5"], "5 is not in the range x>=6"),
         (["mmbt_grid", "--profile", "-1"], "-1 is not in the range"),
@@ -38,21 +38,21 @@ ALONE = "cannot be combined with --profile"
     ],
 )
 def test_mistake_is_reported_and_nothing_is_written(
-    user_dir: Path, mmfw: MmfwRunner, words: list[str], said: str
+    user_dir: Path, mmfw: MmfwRunner, arguments: list[str], message: str
 ) -> None:
-    mmfw("train", *words, "--save-dir", user_dir / "save", code=2)
-    assert said in mmfw.err
+    mmfw("train", *arguments, "--save-dir", user_dir / "save", code=2)
+    assert message in mmfw.err
     assert list(user_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [[], ["mmbt_grid", "--updates", "30", "-o", "out"], ["--help"], ["a=b"]])
-def test_removed_command_names_its_replacement(mmfw: MmfwRunner, words: list[str]) -> None:
-    said = mmfw("profile", *words, code=2)
-    assert said.strip() == "error: `mmfw profile` was replaced by `mmfw train --profile N`"
+@pytest.mark.parametrize("arguments", [[], ["mmbt_grid", "--updates", "30", "-o", "out"], ["--help"], ["a=b"]])
+def test_removed_command_names_its_replacement(mmfw: MmfwRunner, arguments: list[str]) -> None:
+    message = mmfw("profile", *arguments, code=2)
+    assert message.strip() == "error: `mmfw profile` was replaced by `mmfw train --profile N`"
     assert mmfw.out == ""
 
 
 def test_removed_commands_are_not_listed(mmfw: MmfwRunner) -> None:
     assert REPLACED_COMMANDS and not REPLACED_COMMANDS.keys() & COMMANDS.keys()
-    listed = [line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()]
-    assert not REPLACED_COMMANDS.keys() & set(listed)
+    names = [line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()]
+    assert not REPLACED_COMMANDS.keys() & set(names)

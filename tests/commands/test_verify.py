@@ -30,7 +30,7 @@ def run_verify(mmfw: MmfwRunner, *arguments: str, code: int = 0) -> dict[str, di
 
 
 def states(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {what: result["state"] for what, result in results.items()}
+    return {title: result["state"] for title, result in results.items()}
 
 
 def test_empty_folders_have_no_damage(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
@@ -41,15 +41,15 @@ def test_empty_folders_have_no_damage(empty_paths: MmfPaths, mmfw: MmfwRunner) -
 
 
 def test_each_item_shows_what_it_was_verified_against(world: MmfPaths, mmfw: MmfwRunner) -> None:
-    of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
+    mmf_archive = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
         results = run_verify(mmfw, *arguments)
-        assert {what: (result["state"], result["against"]) for what, result in results.items()} == {
+        assert {title: (result["state"], result["against"]) for title, result in results.items()} == {
             "dataset": ("intact", "the archive memes.zip"),
             "region features": ("intact", "the archive features.tar.gz"),
             "models/visual_bert": ("intact", "the archive visual_bert.tar.gz"),
             RUN: ("intact", "the checksums that torch wrote"),
-            f"MMF {find_mmf().version}": ("intact", f"the published archive {of_mmf}"),
+            f"MMF {find_mmf().version}": ("intact", f"the published archive {mmf_archive}"),
         }
 
 
@@ -61,7 +61,7 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
     hostile_archives.truncate_file(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
     results = run_verify(mmfw, code=3)
-    assert {what: result["problems"] for what, result in results.items()} == {
+    assert {title: result["problems"] for title, result in results.items()} == {
         "dataset": ["changed: images/img/00003.png (different content)"],
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
         "models/visual_bert": [f"missing: {model}"],
@@ -81,7 +81,7 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["dataset"], ["dataset"]),
         (["features"], ["region features", "models/visual_bert"]),
@@ -92,14 +92,14 @@ def test_damaged_items_are_named_with_the_command_that_repairs_them(world: MmfPa
     ],
 )
 def test_only_named_parts_are_verified(
-    world: MmfPaths, mmfw: MmfwRunner, words: list[str], expected: list[str]
+    world: MmfPaths, mmfw: MmfwRunner, arguments: list[str], expected: list[str]
 ) -> None:
-    assert set(run_verify(mmfw, *words)) == set(expected)
+    assert set(run_verify(mmfw, *arguments)) == set(expected)
 
 
-@pytest.mark.parametrize("words", [["--full"], []])
+@pytest.mark.parametrize("arguments", [["--full"], []])
 def test_hostile_features_are_damaged_and_the_rest_is_verified(
-    world: MmfPaths, mmfw: MmfwRunner, words: list[str]
+    world: MmfPaths, mmfw: MmfwRunner, arguments: list[str]
 ) -> None:
     """With --full, the features are damaged even if their hashes are known."""
     pytest.importorskip("lmdb")
@@ -109,15 +109,15 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     shutil.rmtree(features)
     record = pickles.HOSTILE_PICKLES["too few objects"]
     lmdb_file.write_lmdb(features / "detectron.lmdb", [("00001", record)], 1 << 20)
-    if words:
+    if arguments:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
-    results = run_verify(mmfw, *words, code=3)
-    others = {what: state for what, state in states(results).items() if what != "region features"}
+    results = run_verify(mmfw, *arguments, code=3)
+    others = {title: state for title, state in states(results).items() if title != "region features"}
     assert list(others.values()) == ["intact"] * 4
-    hostile_ones = results["region features"]
-    assert hostile_ones["state"] == "damaged"
-    assert "record 00001: creates an array" in hostile_ones["problems"][0]
-    assert "a source that you trust" in hostile_ones["hint"]
+    hostile_features = results["region features"]
+    assert hostile_features["state"] == "damaged"
+    assert "record 00001: creates an array" in hostile_features["problems"][0]
+    assert "a source that you trust" in hostile_features["hint"]
 
 
 def test_archive_of_hostile_features_is_refused_before_anything_is_replaced(
@@ -160,8 +160,8 @@ def test_files_without_known_hashes_are_not_called_intact(
     write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     results = run_verify(mmfw)
-    of_mmf = {"MMF 1.0.0rc12": "not verified"}
-    assert states(results) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
+    mmf_state = {"MMF 1.0.0rc12": "not verified"}
+    assert states(results) == {"dataset": "not verified", "models/mine": "recorded", **mmf_state}
     assert results["models/mine"]["against"] == "hashes recorded at first use"
 
 
@@ -188,26 +188,26 @@ def test_changed_mmf_is_reported_once_before_training(world: MmfPaths, mmfw: Mmf
     mmfw("train", "mmbt_grid", code=2)  # fails because this MMF is a fake
     assert "changed or missing files of MMF: 1" in mmfw.err
     mmfw("train", "mmbt_grid", code=2)
-    assert "changed or missing" not in mmfw.err, "each process reports it once"
+    assert "changed or missing" not in mmfw.err, "the change must be reported only once per process"
 
 
 def test_hint_repeats_the_given_folders(world: MmfPaths, user_dir: Path, mmfw: MmfwRunner) -> None:
-    elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
-    convert(user_dir / "memes.zip", elsewhere)
-    elsewhere.dataset.annotation_file("train").unlink()
-    run_verify(mmfw, "--data-dir", str(elsewhere.data_dir), code=3)
-    mmfw("verify", "dataset", "--data-dir", elsewhere.data_dir, code=3)
+    other_paths = MmfPaths.resolve(user_dir / "elsewhere")
+    convert(user_dir / "memes.zip", other_paths)
+    other_paths.dataset.annotation_file("train").unlink()
+    run_verify(mmfw, "--data-dir", str(other_paths.data_dir), code=3)
+    mmfw("verify", "dataset", "--data-dir", other_paths.data_dir, code=3)
     [hint] = [line for line in mmfw.err.splitlines() if line.startswith("hint: ")]
-    assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
+    assert "mmfw repair dataset " in hint and str(other_paths.data_dir) in hint
 
 
 def test_read_only_dataset_is_verified(
     empty_paths: MmfPaths, small_disk: Path, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    places = MmfPaths.resolve(small_disk / "data")
-    convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), places)
+    mmf_paths = MmfPaths.resolve(small_disk / "data")
+    convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), mmf_paths)
     remount(small_disk, "ro")
-    assert states(run_verify(mmfw, "--data-dir", str(places.data_dir))) == {"dataset": "intact"}
+    assert states(run_verify(mmfw, "--data-dir", str(mmf_paths.data_dir))) == {"dataset": "intact"}
 
 
 def test_local_bert_is_damaged_if_a_file_is_missing(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
@@ -234,9 +234,9 @@ def test_removed_file_of_a_local_model_is_reported_and_a_removed_folder_is_not(
     (folder / "vocab.txt").unlink()
     for command in ("verify", "repair"):
         mmfw(command, "features", code=3)
-        said = mmfw.err
-        assert said.count(f"missing: {folder / 'vocab.txt'}") == 1
-        assert "put an intact copy there" in said and "mmfw repair" not in said
+        message = mmfw.err
+        assert message.count(f"missing: {folder / 'vocab.txt'}") == 1
+        assert "put an intact copy there" in message and "mmfw repair" not in message
     shutil.rmtree(folder)
     assert str(folder) not in mmfw("verify", "features")
 
@@ -244,13 +244,13 @@ def test_removed_file_of_a_local_model_is_reported_and_a_removed_folder_is_not(
 @requires_tool("setpriv", exists_on_windows=False)
 def test_unreadable_run_does_not_prevent_other_verification(world: MmfPaths) -> None:
     [intact] = world.save_dir.glob("*/*")
-    closed = intact.with_name("2026-01-02T00-00-00")
-    shutil.copytree(intact, closed)
-    closed.chmod(0)
-    done = run_unprivileged("verify", "runs", "--json")
-    closed.chmod(0o700)
-    *lines, _ = done.stdout.splitlines()
-    problems = {each["what"]: each["problems"] for each in json.loads("".join(lines))}
-    assert (done.returncode, problems.pop(RUN)) == (3, [])
-    [[refused]] = problems.values()
-    assert refused.startswith(str(closed / "checkpoints")) and refused.endswith("Permission denied")
+    unreadable_run = intact.with_name("2026-01-02T00-00-00")
+    shutil.copytree(intact, unreadable_run)
+    unreadable_run.chmod(0)
+    process = run_unprivileged("verify", "runs", "--json")
+    unreadable_run.chmod(0o700)
+    *lines, _ = process.stdout.splitlines()
+    problems = {result["what"]: result["problems"] for result in json.loads("".join(lines))}
+    assert (process.returncode, problems.pop(RUN)) == (3, [])
+    [[run_problems]] = problems.values()
+    assert run_problems.startswith(str(unreadable_run / "checkpoints")) and run_problems.endswith("Permission denied")

@@ -22,7 +22,7 @@ from mmf_win.paths import DatasetPaths
 GOOD = '{"id": 8291, "img": "img/08291.png", "label": 1, "text": "мем 梗"}\n'
 
 
-def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
+def test_rows_are_read_in_the_order_of_the_file(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(GOOD + '\n{"id": 7, "img": "img/00007.png", "text": ""}', encoding="utf-8")
     assert read_annotations(path) == [
@@ -33,7 +33,7 @@ def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("label", "means"), [("0.0", 0), ("1.0", 1), ("null", None)])
-def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: Path) -> None:
+def test_labels_written_by_pandas_are_read(label: str, means: int | None, user_dir: Path) -> None:
     path = user_dir / "dev_seen.jsonl"
     path.write_text(GOOD.replace('"label": 1', f'"label": {label}'), encoding="utf-8")
     assert [row.label for row in read_annotations(path)] == [means]

@@ -115,17 +115,17 @@ def test_folder_is_converted(user_dir: Path, mmf_paths: MmfPaths) -> None:
 def test_links_in_a_folder_are_followed(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = write_tree(dataset_files(), user_dir / "unpacked")
     picture = next(files.rglob("00001.png"))
-    elsewhere = picture.rename(user_dir / "elsewhere.png")
-    picture.symlink_to(elsewhere)
+    target = picture.rename(user_dir / "elsewhere.png")
+    picture.symlink_to(target)
     (files / "dangling.txt").symlink_to(user_dir / "nowhere")
     convert(files, mmf_paths)
     assert convert(files, mmf_paths).already_done
-    elsewhere.write_bytes(next(files.rglob("00002.png")).read_bytes())
+    target.write_bytes(next(files.rglob("00002.png")).read_bytes())
     with pytest.raises(DatasetError, match="not known to come from this"):
         convert(files, mmf_paths)
     convert(files, mmf_paths, force=True)
     copy = mmf_paths.dataset.images / "img" / "00001.png"
-    assert copy.read_bytes() == elsewhere.read_bytes() and not copy.is_symlink()
+    assert copy.read_bytes() == target.read_bytes() and not copy.is_symlink()
 
 
 def test_folder_in_mmfs_layout_and_tar_gz_are_converted(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -197,9 +197,9 @@ def test_missing_images_are_counted_per_split_and_can_be_excluded(user_dir: Path
 def test_second_conversion_does_nothing(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # the archive must not be opened
-    again = convert(archive, mmf_paths)
-    assert again.already_done
-    assert again.splits == first.splits
+    second = convert(archive, mmf_paths)
+    assert second.already_done
+    assert second.splits == first.splits
     os.utime(archive, (1, 1))  # like a copy, which is recognized by its hash
     assert convert(archive, mmf_paths).already_done
 
@@ -215,9 +215,9 @@ def test_another_dataset_is_replaced_only_by_a_successful_forced_conversion(
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(old)
 
     data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
-    bad = make_encrypted_zip(user_dir / "bad.zip", {**dataset_files(), "hateful_memes/train.jsonl": data})
+    invalid_archive = make_encrypted_zip(user_dir / "bad.zip", {**dataset_files(), "hateful_memes/train.jsonl": data})
     with pytest.raises(DatasetError):
-        convert(bad, mmf_paths, ask=lambda: PASSWORD, force=True)
+        convert(invalid_archive, mmf_paths, ask=lambda: PASSWORD, force=True)
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(old)
     assert convert(user_dir / "old.zip", mmf_paths).already_done
 
@@ -233,23 +233,23 @@ def test_dataset_converted_by_mmf_is_not_overwritten(archive: Path, mmf_paths: M
 
 
 def test_force_keeps_features_and_other_files(archive: Path, mmf_paths: MmfPaths) -> None:
-    others = {
+    other_files = {
         "features/detectron.lmdb/data.mdb": b"features",
         "extras/vocabs/vocabulary_100k.txt": b"words",
         "annotations/my_split.jsonl": b"",
         "images/hateful_memes.zip": b"MMF has moved somebody's archive here",
     }
-    write_tree({**mmf_layout(dataset_files(PHASE_1_SPLITS)), **others}, mmf_paths.dataset.root)
+    write_tree({**mmf_layout(dataset_files(PHASE_1_SPLITS)), **other_files}, mmf_paths.dataset.root)
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
-    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **others}
+    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **other_files}
 
 
 def test_force_keeps_user_images_even_if_the_manifest_was_edited(
     archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     convert(make_encrypted_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)), mmf_paths, ask=lambda: PASSWORD)
-    with (mmf_paths.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
-        sums.write("# a note\n")
+    with (mmf_paths.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as manifest:
+        manifest.write("# a note\n")
     user_image = mmf_paths.dataset.images / "img" / "mine.png"
     user_image.write_bytes(b"mine")
     convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
@@ -312,7 +312,7 @@ def test_annotations_in_other_formats_are_not_changed(user_dir: Path, mmf_paths:
             rows = [json.loads(line) for line in content.splitlines()]
             files[name] = json.dumps(rows, indent=2).encode("utf-8-sig")
     convert(write_tree(files, user_dir / "unpacked"), mmf_paths)
-    wanted = mmf_layout(files)
+    expected = mmf_layout(files)
     for split in RELEASE_SPLITS:
-        assert mmf_paths.dataset.annotation_file(split).read_bytes() == wanted[f"annotations/{split}.jsonl"]
+        assert mmf_paths.dataset.annotation_file(split).read_bytes() == expected[f"annotations/{split}.jsonl"]
     assert verify_dataset(mmf_paths.dataset, full=True) == []

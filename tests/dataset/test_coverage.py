@@ -33,7 +33,7 @@ def dataset(user_dir: Path, mmf_paths: MmfPaths) -> DatasetPaths:
     return mmf_paths.dataset
 
 
-def test_coverage_of_a_typical_incomplete_copy(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_coverage_of_a_typical_incomplete_copy_is_counted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files, missing_ids = incomplete_dataset_files()
     result = convert(write_tree(files, user_dir / "copy"), mmf_paths, allow_missing=True)
     coverages = {split: str(coverage(mmf_paths.dataset, split)) for split in result.splits}
@@ -49,8 +49,8 @@ def test_coverage_of_a_typical_incomplete_copy(user_dir: Path, mmf_paths: MmfPat
         for split in missing_ids
     }
     assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == missing_ids
-    again = convert(user_dir / "copy", mmf_paths)
-    assert again.already_done and again.splits == result.splits
+    second = convert(user_dir / "copy", mmf_paths)
+    assert second.already_done and second.splits == result.splits
 
 
 def test_complete_copy_replaces_an_incomplete_one(dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -67,7 +67,7 @@ def test_coverage_of_a_changed_file_is_unknown(dataset: DatasetPaths, split: str
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert coverage(dataset, split) == Coverage(split, 1, None)
     assert load_split_summary(dataset, AnnotationFile(dataset.annotation_file("test_unseen"))) is not None, (
-        "the other splits are unchanged"
+        "the counts of other splits must be kept"
     )
 
 

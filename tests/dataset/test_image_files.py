@@ -30,13 +30,13 @@ NO_PICTURES = {
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
 
 
-def encode(format_: str, **how: object) -> bytes:
+def encode(format_: str, **save_options: object) -> bytes:
     """Return a noisy image, as Pillow encodes it."""
     from PIL import Image
 
-    noise, written = Image.effect_noise((90, 60), 50).convert("RGB"), io.BytesIO()
-    noise.save(written, format_, **how)
-    return written.getvalue()
+    noise, buffer = Image.effect_noise((90, 60), 50).convert("RGB"), io.BytesIO()
+    noise.save(buffer, format_, **save_options)
+    return buffer.getvalue()
 
 
 def is_read_by_pillow(content: bytes) -> bool:

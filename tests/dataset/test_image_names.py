@@ -30,9 +30,9 @@ case_sensitive = pytest.mark.skipif(
 )
 
 
-def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
+def dataset(annotated: str, stored: str, *, as_csv: bool = False) -> Files:
     """Return two splits that name an image, which is stored under another name."""
-    rows = [{"id": n, "img": img, "text": "x", "label": n} for n, img in enumerate([named, "img/b.webp"])]
+    rows = [{"id": n, "img": img, "text": "x", "label": n} for n, img in enumerate([annotated, "img/b.webp"])]
     table = "".join(f"{row['id']},{row['img']},x,{row['label']}\n" for row in rows)
     files = {f"{split}.jsonl": jsonl(rows) for split in ("train", "dev")}
     if as_csv:
@@ -40,14 +40,14 @@ def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
     return {**files, stored: image(1), "img/b.webp": image(2)}
 
 
-@pytest.mark.parametrize("how", NAMES)
+@pytest.mark.parametrize("case", NAMES)
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 @pytest.mark.parametrize("as_folder", [False, True], ids=["zip", "folder"])
 def test_image_is_found_by_a_name_that_differs_in_case_or_unicode_form(
-    how: str, as_csv: bool, as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
+    case: str, as_csv: bool, as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    named, stored = NAMES[how]
-    files = {f"my set/{name}": content for name, content in dataset(named, stored, as_csv=as_csv).items()}
+    annotated, stored = NAMES[case]
+    files = {f"my set/{name}": content for name, content in dataset(annotated, stored, as_csv=as_csv).items()}
     source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
     result = convert(source, mmf_paths)
     assert (result.splits["train"].rows, result.images, result.extra_images) == (2, 2, 0)
@@ -114,10 +114,10 @@ def test_images_of_json_lines_outside_of_img_are_refused_with_a_hint(user_dir: P
     assert "move images such as 'images/a.png' into a folder img" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("how", NAMES)
-def test_user_memes_find_images_by_colliding_names(how: str, user_dir: Path) -> None:
-    named, stored = NAMES[how]
-    write_tree({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
+@pytest.mark.parametrize("case", NAMES)
+def test_user_memes_find_images_by_colliding_names(case: str, user_dir: Path) -> None:
+    annotated, stored = NAMES[case]
+    write_tree({stored: image(1), "memes.csv": f"img,text\n{annotated},x\n".encode()}, user_dir)
     (meme,) = resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert Path(meme.img).read_bytes() == image(1)
 

@@ -80,10 +80,10 @@ def test_killed_conversion_looks_incomplete_and_the_next_one_succeeds(
     assert not mmf_paths.dataset.annotation_file("train").exists()
     assert any((staging_folder(mmf_paths.dataset.root) / "new" / "images").rglob("*.png"))
 
-    again = record_written_names(monkeypatch)
+    written_names = record_written_names(monkeypatch)
     result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert not result.already_done
-    assert len([name for name in again if name.endswith(".png")]) == 16, "the conversion starts over"
+    assert len([name for name in written_names if name.endswith(".png")]) == 16, "the conversion must start over"
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
     assert sorted(p.name for p in mmf_paths.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
 
@@ -124,7 +124,7 @@ def test_interrupt_after_any_move_of_a_forced_conversion_loses_no_image(
             assert read_tree(mmf_paths.dataset.root) == complete
         else:
             break
-    assert step > 2 * 4, "each move of the images and three splits was interrupted, out of and into place"
+    assert step > 2 * 4, "each move of the images and three splits must be interrupted"
 
 
 def test_conversion_flushes_all_files(
@@ -146,14 +146,14 @@ def test_power_cut_after_a_conversion_loses_nothing(archive: Path, tmp_path: Pat
     with disk.open("wb") as file:
         file.truncate(100 << 20)
     run_program("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
-    places = MmfPaths.resolve(folder / "data", user_dir / "save")
+    mmf_paths = MmfPaths.resolve(folder / "data", user_dir / "save")
     with mount_filesystem(folder, "-o", "loop", str(disk)):
-        convert(archive, places, ask=lambda: PASSWORD)
-        persist_names(places.dataset.root)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
+        persist_names(mmf_paths.dataset.root)
         shutil.copyfile(disk, tmp_path / "after the power cut")
     with mount_filesystem(folder, "-o", "loop", str(tmp_path / "after the power cut")):
-        assert convert(archive, places).already_done
-        assert read_tree(places.dataset.root) == mmf_layout(dataset_files())
+        assert convert(archive, mmf_paths).already_done
+        assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 def persist_names(folder: Path) -> None:

@@ -61,9 +61,9 @@ def test_archive_of_something_else_is_refused(user_dir: Path, mmf_paths: MmfPath
 def test_dataset_written_by_mmfw_in_the_source_is_ignored(user_dir: Path) -> None:
     source = write_tree(dataset_files(top=""), user_dir / "set")
     convert(source, MmfPaths(user_dir, source / "old", user_dir))
-    places = MmfPaths(user_dir, source / "new", user_dir)
-    convert(source, places)
-    assert read_tree(places.dataset.root) == mmf_layout(dataset_files(top=""))
+    mmf_paths = MmfPaths(user_dir, source / "new", user_dir)
+    convert(source, mmf_paths)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files(top=""))
 
 
 def test_folder_with_two_datasets_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -105,14 +105,14 @@ def test_unlabelled_test_set_is_a_warning(
     user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = "image,text,{}\n1.png,a,1\n2.png,b,0\n"
-    named = {"train": "label", "dev": "label", "test": "hateful"}
-    files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
+    label_columns = {"train": "label", "dev": "label", "test": "hateful"}
+    files = {f"{split}.csv": table.format(column).encode() for split, column in label_columns.items()}
     convert(write_tree({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), mmf_paths)
     assert "test.csv:2: 2 of 2 rows have no label; the columns are image, text, hateful" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("written", "message", "hint"),
+    ("changes", "message", "hint"),
     [
         ({"label": None}, ":1: 3 of 3 rows have no label; the columns are id, img, text", "a label, 0 or 1|add labels"),
         (
@@ -135,10 +135,10 @@ def test_unlabelled_test_set_is_a_warning(
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_json_lines_with_other_columns_are_refused_with_a_hint(
-    written: dict[str, object], message: str, hint: str, user_dir: Path, mmf_paths: MmfPaths
+    changes: dict[str, object], message: str, hint: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files, name = dataset_files(), "hateful_memes/dev_seen.jsonl"
-    rows = [json.loads(line) | written for line in files[name].decode().splitlines()]
+    rows = [json.loads(line) | changes for line in files[name].decode().splitlines()]
     files[name] = jsonl([{k: v for k, v in row.items() if v is not None} for row in rows])
     with pytest.raises(DatasetError, match=rf"{name}{message}") as caught:
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
@@ -149,9 +149,9 @@ def test_json_lines_with_other_columns_are_refused_with_a_hint(
 def test_row_without_label_is_refused_except_in_a_test_split(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset_files()
     for split in ("dev_seen", "test_seen"):
-        first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
-        unlabelled = json.loads(first) | {"label": None}
-        files[f"hateful_memes/{split}.jsonl"] = b"".join([jsonl([unlabelled]), *others])
+        first_line, *other_lines = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
+        unlabelled = json.loads(first_line) | {"label": None}
+        files[f"hateful_memes/{split}.jsonl"] = b"".join([jsonl([unlabelled]), *other_lines])
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: 1 of 3 rows have no label"):
         convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
     files["hateful_memes/dev_seen.jsonl"] = dataset_files()["hateful_memes/dev_seen.jsonl"]
@@ -324,16 +324,16 @@ def test_archive_bomb_is_refused_before_any_file_is_written(
 ) -> None:
     files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in dataset_files().items()}
     pack(user_dir / "bomb", files)
-    places = MmfPaths.resolve(small_disk, user_dir / "save")
+    mmf_paths = MmfPaths.resolve(small_disk, user_dir / "save")
     with pytest.raises(ResourceError, match="not enough disk space"):
-        convert(user_dir / "bomb", places)
-    assert read_tree(places.data_dir) == {}
+        convert(user_dir / "bomb", mmf_paths)
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
 def test_conversion_on_a_disk_that_fills_up_leaves_no_files(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = MmfPaths.resolve(small_disk, user_dir / "save")
+    mmf_paths = MmfPaths.resolve(small_disk, user_dir / "save")
     unpack = unpack_module.extract_to_staging
 
     def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, ManifestEntry]:
@@ -346,19 +346,19 @@ def test_conversion_on_a_disk_that_fills_up_leaves_no_files(
 
     monkeypatch.setattr(unpack_module, "extract_to_staging", fill_the_disk_first)
     with pytest.raises(OSError) as caught:
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.ENOSPC
-    assert {path.name for path in places.dataset.root.iterdir()} == {".mmfw-lock"}
+    assert {path.name for path in mmf_paths.dataset.root.iterdir()} == {".mmfw-lock"}
 
     (small_disk / "filler").unlink()
     monkeypatch.undo()
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert read_tree(places.dataset.root) == mmf_layout(dataset_files())
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 def test_data_folder_on_a_read_only_disk_is_an_error(archive: Path, small_disk: Path, user_dir: Path) -> None:
-    places = MmfPaths.resolve(small_disk, user_dir / "save")
+    mmf_paths = MmfPaths.resolve(small_disk, user_dir / "save")
     remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.EROFS

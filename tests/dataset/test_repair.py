@@ -36,16 +36,16 @@ def damage(dataset: DatasetPaths) -> None:
     dataset.annotation_file("dev_seen").unlink()
 
 
-def repaired(places: MmfPaths, archive: Path | None = None) -> list[str]:
-    return repair_dataset(places, archive, ask=lambda: PASSWORD)
+def repair(mmf_paths: MmfPaths, archive: Path | None = None) -> list[str]:
+    return repair_dataset(mmf_paths, archive, ask=lambda: PASSWORD)
 
 
 def test_only_damaged_files_are_rewritten(archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    assert repaired(mmf_paths) == []
+    assert repair(mmf_paths) == []
     damage(mmf_paths.dataset)
     written = record_written_names(monkeypatch)
-    assert repaired(mmf_paths) == DAMAGED
+    assert repair(mmf_paths) == DAMAGED
     assert [name for name in written if name.endswith(".png")] == ["00003.png", "00004.png"]
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
     assert verify_dataset(mmf_paths.dataset, full=True) == []
@@ -55,18 +55,18 @@ def test_only_damaged_files_are_rewritten(archive: Path, mmf_paths: MmfPaths, mo
 def test_converting_the_same_archive_repairs_too(archive: Path, mmf_paths: MmfPaths) -> None:
     first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     damage(mmf_paths.dataset)
-    again = convert(archive, mmf_paths, ask=lambda: PASSWORD)
-    assert (again.already_done, again.splits) == (False, first.splits)
+    second = convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert (second.already_done, second.splits) == (False, first.splits)
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_repair_from_packed_images_tar_and_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
+def test_repair_reads_packed_images_tar_and_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz(dataset_files()))
-    packed = hostile_archives.write_zip(user_dir / "a.zip", with_packed_images(dataset_files()))
-    for source in (packed, user_dir / "a.tar.gz", write_tree(dataset_files(), user_dir / "unpacked")):
+    zip_file = hostile_archives.write_zip(user_dir / "a.zip", with_packed_images(dataset_files()))
+    for source in (zip_file, user_dir / "a.tar.gz", write_tree(dataset_files(), user_dir / "unpacked")):
         convert(source, mmf_paths, force=True)
         damage(mmf_paths.dataset)
-        assert repaired(mmf_paths) == DAMAGED
+        assert repair(mmf_paths) == DAMAGED
         assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
@@ -75,7 +75,7 @@ def test_excluded_memes_stay_excluded(user_dir: Path, mmf_paths: MmfPaths) -> No
     convert(archive, mmf_paths, allow_missing=True)
     before = read_tree(mmf_paths.dataset.root)
     damage(mmf_paths.dataset)
-    assert repaired(mmf_paths) == DAMAGED
+    assert repair(mmf_paths) == DAMAGED
     assert read_tree(mmf_paths.dataset.root) == before
 
 
@@ -84,7 +84,7 @@ def test_user_annotations_and_features_are_kept(archive: Path, mmf_paths: MmfPat
     user_files = {"annotations/mine.jsonl": b"{}", "features/detectron.lmdb/data.mdb": b"x", "images/img/x.png": b"x"}
     write_tree(user_files, mmf_paths.dataset.root)
     damage(mmf_paths.dataset)
-    repaired(mmf_paths)
+    repair(mmf_paths)
     assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **user_files}
 
 
@@ -93,10 +93,10 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_path
     damage(mmf_paths.dataset)
     before = read_tree(mmf_paths.dataset.root)
     with pytest.raises(ArchiveError, match="contains no annotations/dev_seen"):
-        repaired(mmf_paths, hostile_archives.write_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)))
+        repair(mmf_paths, hostile_archives.write_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)))
     files = {**dataset_files(), "hateful_memes/img/00003.png": b"other"}
     with pytest.raises(ArchiveError, match=f"contains different content for {IMAGE}"):
-        repaired(mmf_paths, hostile_archives.write_zip(user_dir / "other.zip", files))
+        repair(mmf_paths, hostile_archives.write_zip(user_dir / "other.zip", files))
     with pytest.raises(PasswordError):
         repair_dataset(mmf_paths, ask=lambda: "wrong")
     assert read_tree(mmf_paths.dataset.root) == before
@@ -104,4 +104,4 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_path
 
 def test_dataset_without_a_conversion_cannot_be_repaired(mmf_paths: MmfPaths) -> None:
     with pytest.raises(DatasetError, match="without a manifest"):
-        repaired(mmf_paths)
+        repair(mmf_paths)

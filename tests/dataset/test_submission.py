@@ -108,7 +108,13 @@ def test_many_problems_of_one_kind_are_one_line(tmp_path: Path) -> None:
         ("77,0.5,0\n5,0.5,0\n13,0.5,0\n", ["ids that are not in this split (1): 13"]),
         ("77,0.5,0\n5,0.5,0\n5,0.5,0\n", ["duplicate ids (1): 5"]),
     ],
-    ids=["full", "without what was left out", "without one of them", "with a stranger", "twice"],
+    ids=[
+        "with excluded memes",
+        "without excluded memes",
+        "without one excluded meme",
+        "with an unknown id",
+        "with a duplicate id",
+    ],
 )
 def test_ids_excluded_at_conversion_are_required(tmp_path: Path, rows: str, problems: list[str]) -> None:
     assert find_problems(tmp_path, GOOD + rows, ("77", "5")) == problems
@@ -124,8 +130,8 @@ def test_order_is_checked_without_excluded_ids(tmp_path: Path) -> None:
 def test_prediction_of_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world = report_world.make(tmp_path, groups=0)  # no images are drawn, so Pillow is not needed
     world.write_annotations([], "nobody")
-    member = evaluation.RunCheckpoint(world.add_run(), tmp_path / "best.ckpt")
-    member.checkpoint.touch()
+    run_checkpoint = evaluation.RunCheckpoint(world.add_run(), tmp_path / "best.ckpt")
+    run_checkpoint.checkpoint.touch()
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: no memes found"):
         options = evaluation.PredictionOptions(split=["nobody"])
-        list(evaluation.predict_and_score([member], world.save, options, RunDisplay))
+        list(evaluation.predict_and_score([run_checkpoint], world.save, options, RunDisplay))

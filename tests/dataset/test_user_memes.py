@@ -44,7 +44,7 @@ def test_pandas_table_with_missing_values_is_read(user_dir: Path) -> None:
     first = AnnotationRow(1, "a.png", 'two\nlines, "said" he', 1, line=2, custom_id="7.0")
     second = AnnotationRow(2, "b.png", "", None, line=4)
     frame.to_csv(user_dir / "a.csv", encoding="utf-8-sig")  # with the index of pandas
-    assert read_table(user_dir / "a.csv") == [first, second], "values of a text table are kept as written"
+    assert read_table(user_dir / "a.csv") == [first, second], "values of a text table must be kept as written"
     for as_lines in (True, False):
         frame.to_json(user_dir / "a.jsonl", orient="records", lines=as_lines, force_ascii=False)
         rows = read_table(user_dir / "a.jsonl")

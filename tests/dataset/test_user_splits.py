@@ -57,9 +57,9 @@ def test_csv_named_jsonl_is_converted_after_renaming_as_hinted(user_dir: Path, m
     assert convert(source, mmf_paths).splits["train"].rows == 3
 
 
-def read_rows(places: MmfPaths, split: str) -> list[AnnotationRow]:
+def read_rows(mmf_paths: MmfPaths, split: str) -> list[AnnotationRow]:
     """Return the rows of a converted split."""
-    return read_annotations(places.dataset.annotation_file(split))
+    return read_annotations(mmf_paths.dataset.annotation_file(split))
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
@@ -97,7 +97,7 @@ def test_integer_ids_are_kept_and_not_reused(user_dir: Path, mmf_paths: MmfPaths
     assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "train")] == [(7, None), (12, None)]
     assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "dev")] == [(13, "x"), (14, "8")]
     assert [(row.id, row.custom_id) for row in read_rows(mmf_paths, "test")] == [(13, "x")]
-    assert result.shared_ids == {"dev & test": 1}, "the same custom ID gets the same number in each split"
+    assert result.shared_ids == {"dev & test": 1}, "a custom ID must get the same number in each split"
 
 
 def test_ids_without_room_for_generated_ids_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
@@ -240,17 +240,17 @@ def test_forced_conversion_renames_and_keeps_user_splits_and_images(
 @pytest.mark.parametrize("inside", ["data", ".", "my data/2"])
 def test_data_folder_inside_the_converted_folder_is_excluded(inside: str, user_dir: Path) -> None:
     source = write_tree(dataset_files(PHASE_1_SPLITS, top=""), user_dir / "mine")
-    places = MmfPaths.resolve(source / inside, source / "save")
-    first = convert(source, places)
-    model = places.data_dir / "models" / "some" / "train.jsonl"
-    write_tree({"x/train.jsonl": b"{}", "x/dev.jsonl": b"{}"}, places.save_dir)
+    mmf_paths = MmfPaths.resolve(source / inside, source / "save")
+    first = convert(source, mmf_paths)
+    model = mmf_paths.data_dir / "models" / "some" / "train.jsonl"
+    write_tree({"x/train.jsonl": b"{}", "x/dev.jsonl": b"{}"}, mmf_paths.save_dir)
     model.parent.mkdir(parents=True)
     model.write_bytes(b"{}")
-    again = convert(source, places)
+    again = convert(source, mmf_paths)
     assert again.already_done and again.splits == first.splits
-    (places.dataset.images / "img/00001.png").unlink()
-    assert not convert(source, places).already_done
-    assert convert(source, places, force=True).images == 12
+    (mmf_paths.dataset.images / "img/00001.png").unlink()
+    assert not convert(source, mmf_paths).already_done
+    assert convert(source, mmf_paths, force=True).images == 12
 
 
 def test_images_named_by_another_path_are_counted_once(user_dir: Path, mmf_paths: MmfPaths) -> None:

@@ -24,7 +24,7 @@ from tests.worlds.fake_nvml import FakeNvml
 ROCM = TorchBuild(None, rocm="6.2.41134-65d174c3e")
 
 
-def test_machine_survey_has_processors_memory_and_gpus_fake_nvml(
+def test_machine_survey_has_processors_memory_and_gpus_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, mmf_paths: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
@@ -35,10 +35,10 @@ def test_machine_survey_has_processors_memory_and_gpus_fake_nvml(
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
-    ("name", "where"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER_MODE)]
+    ("name", "registry_value"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER_MODE)]
 )
 def test_disabled_setting_has_a_hint_that_enables_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, where: tuple[str, str]
+    monkeypatch: pytest.MonkeyPatch, name: str, registry_value: tuple[str, str]
 ) -> None:
     assert sys.platform == "win32"
     import winreg
@@ -48,15 +48,15 @@ def test_disabled_setting_has_a_hint_that_enables_it(
         monkeypatch.setattr(winreg, "HKEY_LOCAL_MACHINE", root)
         try:
             for number, value in ((0, "off"), (1, "on")):
-                with winreg.CreateKey(root, where[0]) as key:
-                    winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
+                with winreg.CreateKey(root, registry_value[0]) as key:
+                    winreg.SetValueEx(key, registry_value[1], 0, winreg.REG_DWORD, number)
                 settings = {setting["name"]: setting for setting in survey_windows_settings()}
                 assert settings[name]["value"] == value
                 hint = settings[name]["hint"]
-                assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
+                assert hint is None if number else hint and f"{registry_value[0]} /v {registry_value[1]}" in hint
                 assert int(settings["code page"]["value"] or 0) > 0
         finally:
-            parts = where[0].split("\\")
+            parts = registry_value[0].split("\\")
             for n in range(len(parts), 0, -1):
                 winreg.DeleteKey(root, "\\".join(parts[:n]))
             winreg.DeleteKey(winreg.HKEY_CURRENT_USER, test_key)
@@ -113,7 +113,7 @@ def test_build_of_the_real_torch_is_read() -> None:
         (ROCM, 12080, (8, 6), "a GPU is available, but torch was built for ROCm 6.2"),
     ],
 )
-def test_torch_that_cannot_use_the_gpu_is_an_error_fake_nvml(
+def test_torch_that_cannot_use_the_gpu_is_an_error_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, torch: TorchBuild | None, driver: int, best: tuple[int, int], message: str | None
 ) -> None:
     nvml = FakeNvml()
@@ -143,7 +143,7 @@ def test_any_torch_build_is_accepted_without_a_gpu() -> None:
         (None, (9, 0), "cpu"),
     ],
 )
-def test_newest_supported_torch_build_is_chosen_fake_nvml(
+def test_newest_supported_torch_build_is_chosen_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, cuda: int | None, best: tuple[int, int], build: str
 ) -> None:
     nvml = FakeNvml()
@@ -156,12 +156,12 @@ def test_newest_supported_torch_build_is_chosen_fake_nvml(
     line = torch_install_command()
     assert line[:4] == ("pip", "install", "-c", str(constraints_file()))
     assert line[-4:-2] == ("--extra-index-url", f"https://download.pytorch.org/whl/{build}")
-    assert all(wanted.endswith(f"+{build}") for wanted in line[-2:])
+    assert all(requirement.endswith(f"+{build}") for requirement in line[-2:])
     pins = constraints_file().read_text(encoding="utf-8").splitlines()
-    assert {wanted.partition("+")[0] for wanted in line[-2:]} <= set(pins)
-    assert [wanted.partition("==")[0] for wanted in line[-2:]] == ["torch", "torchvision"]
+    assert {requirement.partition("+")[0] for requirement in line[-2:]} <= set(pins)
+    assert [requirement.partition("==")[0] for requirement in line[-2:]] == ["torch", "torchvision"]
     monkeypatch.setattr(sys, "platform", "darwin")  # macOS has a single build, on PyPI
-    assert torch_install_command() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))
+    assert torch_install_command() == (*line[:4], *(requirement.partition("+")[0] for requirement in line[-2:]))
 
 
 def test_missing_torch_pin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def zoo(mmf_paths: MmfPaths) -> Iterator[Zoo]:
         yield Zoo(server, mmf_paths)
 
 
-def feature_state(lmdb: Path, places: MmfPaths) -> str:
+def feature_state(lmdb: Path, mmf_paths: MmfPaths) -> str:
     """Return the state of an LMDB according to a full verification."""
     names = (f"{lmdb.name}/data.mdb",)
-    return RegionFeaturesInput("region features", lmdb.parent, places, names).verify(full=True).state
+    return RegionFeaturesInput("region features", lmdb.parent, mmf_paths, names).verify(full=True).state

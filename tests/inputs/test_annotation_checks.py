@@ -23,15 +23,15 @@ def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
     return [{"id": id_, "img": f"img/{id_}.png", "label": id_ % 2, "text": f"text {id_}"} | changes for id_ in ids]
 
 
-def find_results(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
+def find_results(mmf_paths: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
     """Return the results of each check for a dataset with these splits, in which image 20 is a copy of image 1."""
     files = {f"{split}.jsonl": jsonl(result) for split, result in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
-    convert(write_tree(files | images, source), places, allow_missing=True)
+    convert(write_tree(files | images, source), mmf_paths, allow_missing=True)
     slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
-    config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
+    config = {"data_dir": str(mmf_paths.dataset.root), "annotations": slots, "images": {"train": "images"}}
     results: dict[str, list[CheckResult]] = {}
-    for result in check_annotations(places.dataset, config):
+    for result in check_annotations(mmf_paths.dataset, config):
         results.setdefault(result.check, []).append(result)
     return results
 
@@ -49,11 +49,11 @@ def test_unbalanced_labels_are_a_warning_and_a_single_label_is_an_error(
     mmf_paths: MmfPaths, tmp_path: Path, labels: list[int], verdict: str, share: int
 ) -> None:
     train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
-    of_train, of_val = find_results(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
-    assert of_train.verdict == verdict
-    assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
-    assert bool(of_train.advice) == (verdict != "ok")
-    assert of_val == CheckResult("ok", "balance", "dev: 50 % of 2 memes are hateful")
+    train_result, val_result = find_results(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
+    assert train_result.verdict == verdict
+    assert train_result.text == f"train: {share} % of {len(labels)} memes are hateful"
+    assert bool(train_result.advice) == (verdict != "ok")
+    assert val_result == CheckResult("ok", "balance", "dev: 50 % of 2 memes are hateful")
 
 
 def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_path: Path) -> None:
@@ -63,15 +63,16 @@ def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_pat
     assert "annotations.val[0]=FILE" in str(result.advice)
     both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
-    checks = {each.check for each in check_annotations(mmf_paths.dataset, config)}
+    checks = {result.check for result in check_annotations(mmf_paths.dataset, config)}
     assert "validation" not in checks, "the files together have both labels"
     path = mmf_paths.dataset.annotation_file("train")
     config["annotations"] = {"train": str(path), "val": str(path)}
-    kept = [row for row in read_annotations(path) if row.label == 1]
+    hateful_rows = [row for row in read_annotations(path) if row.label == 1]
     checks = {
-        each.check for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, kept)}))
+        result.check
+        for result in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, hateful_rows)}))
     }
-    assert "validation" in checks, "only rows kept by --allow-missing are checked"
+    assert "validation" in checks, "only rows kept by --allow-missing may be checked"
 
 
 def test_shared_texts_images_and_published_shared_memes_are_accepted(mmf_paths: MmfPaths, tmp_path: Path) -> None:
@@ -87,9 +88,9 @@ def test_shared_texts_images_and_published_shared_memes_are_accepted(mmf_paths: 
     assert result.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
     both = {"train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"], "val": "annotations/dev_unseen.jsonl"}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
-    leaks = [each.text for each in check_annotations(mmf_paths.dataset, config) if each.check == "splits"]
+    leaks = [result.text for result in check_annotations(mmf_paths.dataset, config) if result.check == "splits"]
     assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], (
-        "an overlap is reported if one of the splits is trained on"
+        "an overlap must be reported if one of the splits is trained on"
     )
 
 
@@ -106,11 +107,11 @@ def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) 
 
     def list_texts(train: str, val: object) -> list[str]:
         config = {"data_dir": str(mmf_paths.dataset.root), "annotations": {"train": train, "val": str(val)}}
-        return [each.text for each in check_annotations(mmf_paths.dataset, config)]
+        return [result.text for result in check_annotations(mmf_paths.dataset, config)]
 
     *balance, no_leak = list_texts("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
-    assert no_leak == "no shared memes: train, dev", "other splits are not compared"
+    assert no_leak == "no shared memes: train, dev", "other splits must not be compared"
     for val in (user_file, train):
         *balance, leak = list_texts("annotations/../annotations/train.jsonl", val)
         assert len(balance) == 2

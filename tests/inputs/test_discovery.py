@@ -48,21 +48,23 @@ WEIGHTS = {
 }
 
 
-def list_inputs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
+def list_preset_inputs(
+    mmf_root: Path, mmf_paths: MmfPaths, name: str, *overrides: str, **settings: Any
+) -> dict[str, Any]:
     """Return the inputs of a preset by the first word of their titles."""
     preset = presets.load_preset(name)
     changed_preset = replace(preset, settings=merge_settings(preset.settings, settings))
-    config = resolve_config(mmf_root, places, changed_preset, overrides)
-    return {each.title.split()[0]: each for each in list_config_inputs(mmf_root, places, config)}
+    config = resolve_config(mmf_root, mmf_paths, changed_preset, overrides)
+    return {item.title.split()[0]: item for item in list_config_inputs(mmf_root, mmf_paths, config)}
 
 
 @pytest.mark.parametrize("name", presets.list_presets())
 def test_preset_inputs_match_what_its_model_reads(mmf_root: Path, mmf_paths: MmfPaths, name: str) -> None:
-    assert list_inputs(mmf_root, mmf_paths, name).keys() == NEEDS[name]
+    assert list_preset_inputs(mmf_root, mmf_paths, name).keys() == NEEDS[name]
 
 
 def test_archives_match_those_published_by_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    inputs = list_inputs(mmf_root, mmf_paths, "image_region")
+    inputs = list_preset_inputs(mmf_root, mmf_paths, "image_region")
     features = inputs["region"].entry
     assert features is not None
     assert (features.archive_names[0], features.sha256) == FEATURES[read_version(mmf_root)]
@@ -72,13 +74,13 @@ def test_archives_match_those_published_by_mmf(mmf_root: Path, mmf_paths: MmfPat
         assert entry is not None
         assert entry.sha256 == sha256
     for name, sha256 in WEIGHTS.items():
-        entry = list_inputs(mmf_root, mmf_paths, name)["weights"].entry
+        entry = list_preset_inputs(mmf_root, mmf_paths, name)["weights"].entry
         assert entry is not None
         assert entry.sha256 == sha256
 
 
 def test_files_match_those_opened_by_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    inputs = list_inputs(mmf_root, mmf_paths, "image_region")
+    inputs = list_preset_inputs(mmf_root, mmf_paths, "image_region")
     dataset = mmf_paths.data_dir / "datasets" / "hateful_memes" / "defaults"
     models = mmf_paths.data_dir / "models"
     assert inputs["region"].files() == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
@@ -90,7 +92,7 @@ def test_overrides_change_the_inputs(mmf_root: Path, mmf_paths: MmfPaths, user_d
     bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
     bert.mkdir()
     weights.touch()
-    inputs = list_inputs(
+    inputs = list_preset_inputs(
         mmf_root,
         mmf_paths,
         "vilbert_cc",
@@ -109,7 +111,7 @@ def test_overrides_change_the_inputs(mmf_root: Path, mmf_paths: MmfPaths, user_d
 
 def test_required_word_vectors_must_be_provided_by_the_user(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
-    glove = list_inputs(mmf_root, mmf_paths, "image_grid", f"{key}=intersected")["GloVe"]
+    glove = list_preset_inputs(mmf_root, mmf_paths, "image_grid", f"{key}=intersected")["GloVe"]
     assert glove.files() == [mmf_paths.cache_dir / "glove.6B.300d.txt"]
     error = glove.unrepairable_error(glove.quick_check())
     assert error is not None
@@ -119,11 +121,13 @@ def test_required_word_vectors_must_be_provided_by_the_user(mmf_root: Path, mmf_
 
 def test_checkpoint_to_resume_replaces_pretrained_weights(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
-    assert "weights" not in list_inputs(mmf_root, mmf_paths, "visual_bert_coco", **resumed)
+    assert "weights" not in list_preset_inputs(mmf_root, mmf_paths, "visual_bert_coco", **resumed)
 
 
 def test_unknown_zoo_key_is_reported_with_the_file_of_valid_keys(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    weights = list_inputs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
+    weights = list_preset_inputs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")[
+        "weights"
+    ]
     error = weights.unrepairable_error(weights.verify())
     assert "weights no.such.key: missing" in str(error)
     assert "no.such.key, which is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint

@@ -36,8 +36,8 @@ from pathlib import Path
 from mmf_win import compat
 root = Path(sys.argv[1])
 compat.install(root)
-words = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", sys.argv[3]]
-sys.argv = ["lmdb_conversion.py", *words]
+arguments = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", sys.argv[3]]
+sys.argv = ["lmdb_conversion.py", *arguments]
 runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name="__main__")
 """
 
@@ -50,12 +50,12 @@ def test_built_lmdb_equals_the_output_of_mmfs_converter(user_dir: Path, lmdb: Pa
     feature_files.write_pair(folder / "sub", "00003", regions=4, feature_size=2048, num_boxes=100)
     np.save(folder / "grid.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     (folder / "00001_info.npy").unlink()
-    theirs = user_dir / "theirs.lmdb"
-    words = [str(NEWEST_MMF), str(theirs), str(folder)]
-    done = subprocess.run([sys.executable, "-c", _CONVERTER, *words], capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr[-2000:]
+    mmf_lmdb = user_dir / "theirs.lmdb"
+    arguments = [str(NEWEST_MMF), str(mmf_lmdb), str(folder)]
+    process = subprocess.run([sys.executable, "-c", _CONVERTER, *arguments], capture_output=True, encoding="utf-8")
+    assert process.returncode == 0, process.stderr[-2000:]
     add_to_lmdb(folder)
-    assert feature_files.read_raw_records(lmdb) == feature_files.read_raw_records(theirs)
+    assert feature_files.read_raw_records(lmdb) == feature_files.read_raw_records(mmf_lmdb)
 
 
 def test_built_lmdb_has_mmfs_format_and_is_intact(
@@ -118,16 +118,16 @@ def test_features_of_two_detectors_are_refused(user_dir: Path, add_to_lmdb: AddF
 
 
 @pytest.mark.parametrize("exists", [True, False])
-@pytest.mark.parametrize("bad", ["00003.npy", "00003_info.npy"])
+@pytest.mark.parametrize("damaged_file", ["00003.npy", "00003_info.npy"])
 def test_bad_feature_file_changes_nothing(
-    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, exists: bool, bad: str
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, exists: bool, damaged_file: str
 ) -> None:
     if exists:
         add_to_lmdb(feature_files.write_pairs(user_dir / "one", ["00001"]))
     before = (lmdb / "data.mdb").read_bytes() if exists else None
     other = feature_files.write_pairs(user_dir / "other", ["00002", "00003"])
-    hostile_archives.truncate_file(other / bad)
-    with pytest.raises(DatasetError, match=re.escape(bad)):
+    hostile_archives.truncate_file(other / damaged_file)
+    with pytest.raises(DatasetError, match=re.escape(damaged_file)):
         add_to_lmdb(other, force=True)
     assert feature_state(lmdb, mmf_paths) == ("intact" if exists else "missing")
     assert ((lmdb / "data.mdb").read_bytes() if exists else None) == before
@@ -142,25 +142,25 @@ from mmf_win.inputs import feature_lmdb
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking import staging
 
-def die(*words, **options):
+def die(*arguments, **options):
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows, SIGTERM kills too
 
-when, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-if when == "building":
+moment, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if moment == "building":
     read = builder.read_record
     builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
-    def answer_of(module, *words):  # runs in this process, so the kill ends both
-        builder.main(*words)
-    feature_lmdb.run_lmdb_helper = answer_of
-if when == "built":
+    def run_helper(module, *arguments):  # runs in this process, so the kill ends both
+        builder.main(*arguments)
+    feature_lmdb.run_lmdb_helper = run_helper
+if moment == "built":
     feature_lmdb.install_staged = die
-if when == "moving":
+if moment == "moving":
     moves, rename = [], staging.rename
-    def once(old, new):
+    def rename_once(old, new):
         die() if moves else moves.append(rename(old, new))
-    staging.rename = once
-places = MmfPaths.resolve(data, Path("save"))
-feature_lmdb.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
+    staging.rename = rename_once
+mmf_paths = MmfPaths.resolve(data, Path("save"))
+feature_lmdb.add_features([folder], mmf_paths.dataset.features / "detectron.lmdb", mmf_paths, force=True)
 """
 
 
@@ -176,21 +176,21 @@ def test_death_of_the_building_process_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("when", "exists"),
+    ("moment", "exists"),
     mark_wide(
         product(["building", "built", "moving"], [True, False]), except_for=[("building", False), ("moving", True)]
     ),
 )
 def test_killed_build_leaves_no_partial_lmdb_and_the_next_build_succeeds(
-    when: str, exists: bool, user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
+    moment: str, exists: bool, user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     if exists:
         add_to_lmdb(feature_files.write_pairs(user_dir / "old", ["00001", "00002"]))
     folder = feature_files.write_pairs(user_dir / "new", ["00003", "00004"])
-    words = ["-X", "utf8", "-c", _DIE, when, str(folder), str(mmf_paths.data_dir)]
-    killed = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True)
+    arguments = ["-X", "utf8", "-c", _DIE, moment, str(folder), str(mmf_paths.data_dir)]
+    killed = subprocess.run([sys.executable, *arguments], stdin=subprocess.DEVNULL, capture_output=True)
     assert killed.returncode != 0
-    if when == "moving":
+    if moment == "moving":
         assert is_install_incomplete(lmdb.parent)
     else:
         assert feature_state(lmdb, mmf_paths) == ("intact" if exists else "missing")
@@ -270,7 +270,9 @@ def test_rows_with_features_are_counted_per_split(
 ) -> None:
     images = {"train": ["img/00001.png", "img/00002.png", "img/x.y.jpg"], "dev": ["img/00003.png"]}
     rows = {s: [{"id": n, "img": i, "text": ""} for n, i in enumerate(names)] for s, names in images.items()}
-    write_tree({f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, mmf_paths.dataset.annotations)
+    write_tree(
+        {f"{split}.jsonl": jsonl(split_rows) for split, split_rows in rows.items()}, mmf_paths.dataset.annotations
+    )
     folder = feature_files.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
     feature_files.write_pair(folder / "sub", "00003")  # MMF looks only for the file name, without folders
     assert add_to_lmdb(folder)["splits"] == {

@@ -66,11 +66,11 @@ def test_archive_is_kept_for_repairs_unless_disabled(zoo: Zoo) -> None:
 
 @pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
 def test_local_archive_is_used_and_not_moved(zoo: Zoo, user_dir: Path, name: str) -> None:
-    stick = user_dir / "usb stick"
-    stick.mkdir()
-    (stick / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
-    assert fetch(zoo, zoo.features, source=stick / name)[0].state == "intact"
-    assert (stick / "features.tar.gz").is_file()
+    copy_dir = user_dir / "copy of the files"
+    copy_dir.mkdir()
+    (copy_dir / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
+    assert fetch(zoo, zoo.features, source=copy_dir / name)[0].state == "intact"
+    assert (copy_dir / "features.tar.gz").is_file()
     assert not (zoo.mmf_paths.dataset.features / "features.tar.gz").exists()
     assert zoo.server.content_requests == []
 
@@ -93,37 +93,37 @@ def test_mirror_is_tried_before_the_default_source(zoo: Zoo, file: str) -> None:
 
 
 def test_source_without_needed_files_is_refused_before_any_download(zoo: Zoo, user_dir: Path) -> None:
-    other = user_dir / "features (1).tar.gz"
-    other.write_bytes(zoo.server.files["features.tar.gz"])
-    for source in (other, user_dir):
+    renamed_archive = user_dir / "features (1).tar.gz"
+    renamed_archive.write_bytes(zoo.server.files["features.tar.gz"])
+    for source in (renamed_archive, user_dir):
         with pytest.raises(UsageError, match="contains none of the needed files") as raised:
             fetch(zoo, zoo.features, zoo.fc7, source=source)
         assert raised.value.hint == "use a source that contains features.tar.gz, fc7.tar.gz"
     assert zoo.server.content_requests == []
 
 
-@pytest.mark.parametrize("by", ["download", "usb stick"])
-def test_torchvision_weights_are_fetched_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
+@pytest.mark.parametrize("source", ["download", "folder"])
+def test_torchvision_weights_are_fetched_into_its_cache(zoo: Zoo, user_dir: Path, source: str) -> None:
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     url = f"{zoo.server.url}/{name}"
     need = UrlInput("ResNet-152", user_dir / "torch", zoo.mmf_paths, (name,), url)
-    stick = user_dir / "usb stick"
-    stick.mkdir()
-    (stick / name).write_bytes(content if by == "usb stick" else b"other")
+    copy_dir = user_dir / "copy of the files"
+    copy_dir.mkdir()
+    (copy_dir / name).write_bytes(content if source == "folder" else b"other")
     zoo.server.files[name] = content
-    assert fetch(zoo, need, source=stick)[0].state == "intact"
+    assert fetch(zoo, need, source=copy_dir)[0].state == "intact"
     assert need.files()[0].read_bytes() == content
-    assert len(zoo.server.content_requests) == (by == "download")
+    assert len(zoo.server.content_requests) == (source == "download")
     hostile_archives.truncate_file(need.files()[0])
     assert need.verify().state == "damaged"
-    assert fetch(zoo, need, source=stick)[0].state == "intact"
+    assert fetch(zoo, need, source=copy_dir)[0].state == "intact"
 
 
-@pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
-def test_nonexistent_source_is_refused(where: str) -> None:
+@pytest.mark.parametrize("source", ["nowhere", "C://no memes here"])
+def test_nonexistent_source_is_refused(source: str) -> None:
     with pytest.raises(UsageError, match="file or folder not found"):
-        Mirror.from_source(where)
+        Mirror.from_source(source)
 
 
 def test_download_with_wrong_content_is_discarded(zoo: Zoo) -> None:
@@ -145,10 +145,10 @@ def test_archive_without_the_files_is_refused_despite_its_correct_hash(zoo: Zoo)
 
 
 def test_small_disk_is_detected_before_any_download(zoo: Zoo, small_disk: Path) -> None:
-    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
+    mmf_paths = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="not enough disk space"):
-        fetch_inputs([Zoo(zoo.server, places).features], places, Mirror())
+        fetch_inputs([Zoo(zoo.server, mmf_paths).features], mmf_paths, Mirror())
     assert zoo.server.content_requests == []
 
 
@@ -162,18 +162,18 @@ def test_free_space_is_checked_on_the_target_disk_of_each_file(zoo: Zoo, small_d
         fetch(zoo, zoo.fc7, need)
     assert "TORCH_HOME" in (raised.value.hint or "")
     assert zoo.server.content_requests == []
-    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
-    elsewhere = UrlInput("ResNet-152", zoo.mmf_paths.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
-    assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
+    mmf_paths = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
+    cache_input = UrlInput("ResNet-152", zoo.mmf_paths.cache_dir, mmf_paths, (name,), f"{zoo.server.url}/{name}")
+    assert fetch_inputs([cache_input], mmf_paths, Mirror())[0].state == "intact"
 
 
 def test_file_without_unpacking_needs_only_its_own_size(zoo: Zoo, small_disk: Path) -> None:
-    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
+    mmf_paths = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
-    need = UrlInput("ResNet-152", small_disk / "torch", places, (name,), f"{zoo.server.url}/{name}")
-    assert fetch_inputs([need], places, Mirror())[0].state == "intact"
+    need = UrlInput("ResNet-152", small_disk / "torch", mmf_paths, (name,), f"{zoo.server.url}/{name}")
+    assert fetch_inputs([need], mmf_paths, Mirror())[0].state == "intact"
 
 
 def test_download_size_is_known_in_advance(zoo: Zoo) -> None:
@@ -194,9 +194,9 @@ def test_read_only_folder_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
 
 def test_second_fetch_waits_for_the_first_and_logs_it(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
     zoo.mmf_paths.data_dir.mkdir(parents=True)
-    with ThreadPoolExecutor() as other:
+    with ThreadPoolExecutor() as executor:
         with file_lock(zoo.mmf_paths.data_dir / ".mmfw-fetch-lock"):
-            fetching = other.submit(fetch, zoo, zoo.fc7)
+            fetching = executor.submit(fetch, zoo, zoo.fc7)
             while not fetching.done() and "waiting for another mmfw process" not in caplog.text:
                 time.sleep(0.01)
             assert not fetching.done() and zoo.server.requests == []
@@ -204,7 +204,7 @@ def test_second_fetch_waits_for_the_first_and_logs_it(zoo: Zoo, caplog: pytest.L
 
 
 @pytest.mark.parametrize(
-    ("laid_out", "named"),
+    ("stored_at", "source_dir"),
     [
         ("tiny", ""),
         ("tiny", "tiny"),
@@ -216,11 +216,14 @@ def test_second_fetch_waits_for_the_first_and_logs_it(zoo: Zoo, caplog: pytest.L
     ],
 )
 def test_copy_of_a_model_is_found_from_any_of_its_folders(
-    user_dir: Path, mmf_paths: MmfPaths, laid_out: str, named: str
+    user_dir: Path, mmf_paths: MmfPaths, stored_at: str, source_dir: str
 ) -> None:
-    write_tree({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
-    for name, expected in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
-        assert make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named)) == expected
+    write_tree({f"{stored_at}/{name}": content for name, content in BERT.items()}, user_dir)
+    for name, expected in (("owner/tiny", [user_dir / stored_at]), ("owner/other", [])):
+        assert (
+            make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / source_dir))
+            == expected
+        )
 
 
 def test_copy_that_replaces_a_download_has_no_hash_in_its_name(
@@ -229,8 +232,8 @@ def test_copy_that_replaces_a_download_has_no_hash_in_its_name(
     """Without symbolic links, as on Windows, the blob is a hard link to the downloaded file."""
     monkeypatch.setenv("HF_HUB_CACHE", str(user_dir / "hub"))
     blob = user_dir / "hub" / "models--owner--tiny" / "blobs" / ("0" * 40)
-    laid_out = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}
-    write_tree({**laid_out, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
+    hub_files = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}
+    write_tree({**hub_files, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
     snapshot = find_snapshot("owner/tiny")
     assert snapshot is not None
     blob.parent.mkdir()

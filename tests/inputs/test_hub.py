@@ -39,13 +39,13 @@ if links == "False":
     def refuse(source, target, *_, **__):
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
-places = MmfPaths(Path(data), Path(data), Path(data))
-published = {of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()}
+mmf_paths = MmfPaths(Path(data), Path(data), Path(data))
+published = {model: (tuple(names), sha256) for model, (names, sha256) in json.loads(published).items()}
 hub._PUBLISHED_WEIGHTS.update(published)
 weights = {"bert": hub.WEIGHTS, "clip": hub.SAFETENSORS, "tokenizer": ()}[kind]
-bert = hub.make_model_input(name, places, weights=weights, kind=kind)
+bert = hub.make_model_input(name, mmf_paths, weights=weights, kind=kind)
 try:
-    [status] = fetch_inputs([bert], places, Mirror())
+    [status] = fetch_inputs([bert], mmf_paths, Mirror())
 except MmfwError as error:
     sys.exit(f"{error} ({error.hint})")
 print(json.dumps([status.state, status.verified_against, sorted(path.name for path in bert.files())]))
@@ -70,9 +70,9 @@ class Hub:
 
     def fetch(self, kind: str = "bert", name: str = "owner/tiny") -> subprocess.CompletedProcess[str]:
         """Fetch a model in a child process."""
-        words = [name, kind, str(self.folder / "data"), str(self.links), json.dumps(self.published)]
+        arguments = [name, kind, str(self.folder / "data"), str(self.links), json.dumps(self.published)]
         return subprocess.run(
-            [sys.executable, "-c", CODE, *words],
+            [sys.executable, "-c", CODE, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -110,34 +110,34 @@ def hub(user_dir: Path) -> Iterator[Hub]:
 
 @pytest.mark.parametrize(("kind", "names"), [("bert", sorted(BERT)), ("tokenizer", ["config.json", "vocab.txt"])])
 def test_bert_files_are_downloaded_into_the_cache_of_transformers(hub: Hub, kind: str, names: list[str]) -> None:
-    done = hub.fetch(kind)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["intact", AGAINST, names]
+    process = hub.fetch(kind)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == ["intact", AGAINST, names]
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == {n: BERT[n] for n in names}
 
 
 def test_clip_is_fetched_at_its_revision_as_safetensors_with_the_published_hash(hub: Hub) -> None:
-    named = f"owner/tiny@{COMMIT}"
+    model = f"owner/tiny@{COMMIT}"
     for path in [path for path in hub.server.files if "/main/" in path]:
         hub.server.files[path] = b"a later version"
     hub.server.files[f"owner/tiny/resolve/{COMMIT}/pytorch_model.bin"] = b"a pickle"
-    hub.published[named] = (["model.safetensors"], hashlib.sha256(BERT["model.safetensors"]).hexdigest())
-    done = hub.fetch("clip", named)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["intact", "the published SHA-256", sorted(BERT)]
+    hub.published[model] = (["model.safetensors"], hashlib.sha256(BERT["model.safetensors"]).hexdigest())
+    process = hub.fetch("clip", model)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == ["intact", "the published SHA-256", sorted(BERT)]
     assert not (hub.snapshot.parents[1] / "refs").exists(), (
         "no revision must be recorded as the newest for other programs"
     )
 
-    hub.published[named] = (["model.safetensors"], "0" * 64)
-    done = hub.fetch("clip", named)
-    assert json.loads(done.stdout)[0] == "damaged"
+    hub.published[model] = (["model.safetensors"], "0" * 64)
+    process = hub.fetch("clip", model)
+    assert json.loads(process.stdout)[0] == "damaged"
 
     hub.published.clear()
     shutil.rmtree(hub.folder / "hf")
     del hub.server.files[f"owner/tiny/resolve/{COMMIT}/model.safetensors"]
-    done = hub.fetch("clip", named)
-    assert done.returncode == 1 and "no weights on the Hugging Face Hub" in done.stderr, (
+    process = hub.fetch("clip", model)
+    assert process.returncode == 1 and "no weights on the Hugging Face Hub" in process.stderr, (
         "a pickle must not be used instead"
     )
 
@@ -148,11 +148,11 @@ def test_only_the_damaged_file_is_downloaded_again(hub: Hub, links: bool) -> Non
     assert hub.fetch().returncode == 0
     hostile_archives.truncate_file((hub.snapshot / "vocab.txt").resolve())
     hub.server.requests.clear()
-    done = hub.fetch()
-    assert done.returncode == 0, done.stderr
+    process = hub.fetch()
+    assert process.returncode == 0, process.stderr
     assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
     assert [request.path.rpartition("/")[2] for request in hub.server.content_requests] == ["vocab.txt"]
-    assert json.loads(done.stdout)[:2] == ["intact", AGAINST]
+    assert json.loads(process.stdout)[:2] == ["intact", AGAINST]
     assert links or not (hub.snapshot / "vocab.txt").is_symlink()
 
 
@@ -160,9 +160,9 @@ def test_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
     assert hub.fetch().returncode == 0
 
     def mmfw(command: str) -> int:
-        words = [sys.executable, "-m", "mmf_win", command, "features", "--data-dir", str(hub.folder / "data")]
+        arguments = [sys.executable, "-m", "mmf_win", command, "features", "--data-dir", str(hub.folder / "data")]
         environ = {**hub.environ, "MMF_CACHE_DIR": str(hub.folder / "data")}
-        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=environ).returncode
+        return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, env=environ).returncode
 
     assert mmfw("verify") == 0
     hostile_archives.flip_byte((hub.snapshot / "model.safetensors").resolve(), 10)
@@ -185,7 +185,7 @@ def test_files_missing_on_the_hub_are_reported(hub: Hub, missing: str | None, me
         hub.server.files.clear()
     else:
         del hub.server.files[f"owner/tiny/resolve/main/{missing}"]
-    done = hub.fetch()
-    assert done.returncode == 1
-    assert re.search(message, done.stderr)
-    assert "Traceback" not in done.stderr
+    process = hub.fetch()
+    assert process.returncode == 1
+    assert re.search(message, process.stderr)
+    assert "Traceback" not in process.stderr

@@ -135,10 +135,10 @@ def test_hashes_are_not_written_while_another_process_holds_the_lock(
     monkeypatch.setattr("mmf_win.inputs.known_hashes.file_lock", lambda path, timeout: file_lock(path))
     mmf_paths.cache_dir.mkdir()
     with file_lock(mmf_paths.cache_dir / "mmfw-checked.json.lock"):
-        after, _ = verify_against_known(
+        hashes, _ = verify_against_known(
             [path], load_known_hashes(mmf_paths.cache_dir), full=False, record=True, title="Verifying"
         )
-    assert str(path) in after.files and not load_known_hashes(mmf_paths.cache_dir).files
+    assert str(path) in hashes.files and not load_known_hashes(mmf_paths.cache_dir).files
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])

@@ -37,26 +37,26 @@ class Dataset:
     """Tiny dataset and its configuration.
 
     Attributes:
-        places: Folders of MMF.
+        mmf_paths: Folders of MMF.
         stems: Stems of all images, in the order of the splits.
     """
 
-    places: MmfPaths
+    mmf_paths: MmfPaths
     stems: list[str]
 
     @property
     def lmdb(self) -> Path:
         """Path of the region features."""
-        return self.places.dataset.features / "detectron.lmdb"
+        return self.mmf_paths.dataset.features / "detectron.lmdb"
 
     def rows(self, split: str) -> list[AnnotationRow]:
         """Return the rows of a split."""
-        return read_annotations(self.places.dataset.annotation_file(split))
+        return read_annotations(self.mmf_paths.dataset.annotation_file(split))
 
     def features_without(self, *rows: AnnotationRow) -> None:
         """Build features for all images except those of some rows."""
-        gone = {Path(row.img).stem for row in rows}
-        tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
+        excluded_stems = {Path(row.img).stem for row in rows}
+        tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in excluded_stems])
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Replace a record of the features, or delete it if the value is None."""
@@ -75,24 +75,24 @@ class Dataset:
         self, *slots: str, regions: bool = True, npy: Path | None = None, model: Any = None, **options: Any
     ) -> VerifiedInputs:
         """Verify the inputs of a run with these slots and this model."""
-        root = self.places.dataset.root
+        root = self.mmf_paths.dataset.root
         splits = {"train": "train", "val": "dev", "test": "test"}
         dataset = {
-            "data_dir": str(self.places.data_dir / "datasets"),
+            "data_dir": str(self.mmf_paths.data_dir / "datasets"),
             "use_features": regions,
             "use_images": not regions,
             "annotations": {slot: [str(root / f"annotations/{s}.jsonl")] for slot, s in splits.items()},
             "images": {slot: [str(root / "images")] for slot in splits},
             "features": {slot: [str(npy or self.lmdb)] for slot in splits},
         }
-        empty = self.places.cache_dir / "empty.yaml"
+        empty = self.mmf_paths.cache_dir / "empty.yaml"
         config = {
             "env": {"dataset_zoo": str(empty), "model_zoo": str(empty)},
             "checkpoint": {},
             "dataset": dataset,
             "model": model or {},
         }
-        return verify_inputs(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
+        return verify_inputs(Path("unused"), self.mmf_paths, config, slots=slots or ("train", "val"), **options)
 
 
 def read(inputs: VerifiedInputs) -> dict[str, Coverage | None]:
@@ -114,8 +114,8 @@ def test_images_without_features_are_counted_and_named_per_split(dataset: Datase
     dataset.features_without(*train[:4], dev[1])
     with pytest.raises(DatasetError) as raised:
         dataset.check()
-    shown = ", ".join(row.img for row in train[:3])
-    assert str(raised.value) == (f"region features are missing: train 4 of 6 ({shown} …), dev 1 of 3 ({dev[1].img})")
+    names = ", ".join(row.img for row in train[:3])
+    assert str(raised.value) == (f"region features are missing: train 4 of 6 ({names} …), dev 1 of 3 ({dev[1].img})")
     assert "--allow-missing" in str(raised.value.hint)
 
 
@@ -131,7 +131,7 @@ def test_missing_rows_are_excluded_from_filtered_annotation_files(
     assert inputs.write_filtered_annotations(filtered_file.parent) == {
         "dataset_config": {"hateful_memes": {"annotations": {"train": [str(filtered_file)]}}}
     }
-    original = dataset.places.dataset.annotation_file("train").read_bytes().splitlines(keepends=True)
+    original = dataset.mmf_paths.dataset.annotation_file("train").read_bytes().splitlines(keepends=True)
     assert filtered_file.read_bytes().splitlines(keepends=True) == [
         line for number, line in enumerate(original) if number not in (0, 3)
     ]
@@ -141,10 +141,10 @@ def test_rows_excluded_at_conversion_and_now_are_counted_together(
     dataset: Dataset, user_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = dataset.rows("dev")[0]
-    root = dataset.places.dataset.root
+    root = dataset.mmf_paths.dataset.root
     (root / "images" / missing.img).unlink()
     copy = root.rename(user_dir / "copy")
-    convert(copy, dataset.places, allow_missing=True)
+    convert(copy, dataset.mmf_paths, allow_missing=True)
     dataset.features_without(dataset.rows("dev")[1], dataset.rows("train")[2])
     inputs = dataset.check("train", "val", "test", allow_missing=True)
     assert read(inputs) == {
@@ -155,7 +155,7 @@ def test_rows_excluded_at_conversion_and_now_are_counted_together(
     assert dataset.check("train", "val", "test", regions=False).splits_read["val"]["rows"] == 2
 
 
-def test_only_splits_that_are_read_are_checked_and_a_prediction_needs_every_row(dataset: Dataset) -> None:
+def test_only_splits_that_are_read_are_checked_and_prediction_needs_every_row(dataset: Dataset) -> None:
     dataset.features_without(dataset.rows("test")[1])
     dataset.check("train", "val")
     for allowed in (False, True):
@@ -187,13 +187,13 @@ def test_hint_for_features_outside_the_zoo_does_not_suggest_fetching(dataset: Da
     assert "mmfw features extract ARCHIVE" in hint and "mmfw features add FOLDER" in hint
     assert "fetch" not in hint and "--force" not in hint
     with pytest.raises(DataError, match="missing: ") as raised:
-        dataset.check(regions=False, model={"bert_model_name": str(dataset.places.data_dir / "no-bert")})
+        dataset.check(regions=False, model={"bert_model_name": str(dataset.mmf_paths.data_dir / "no-bert")})
     assert "put an intact copy there" in str(raised.value.hint)
 
 
 def test_missing_images_matter_if_images_are_read(dataset: Dataset, tmp_path: Path) -> None:
     first = dataset.rows("train")[0]
-    (dataset.places.dataset.images / first.img).unlink()
+    (dataset.mmf_paths.dataset.images / first.img).unlink()
     with pytest.raises(DatasetError, match=f"images are missing: train 1 of 6 .{first.img}."):
         dataset.check(regions=False)
     dataset.features_without()
@@ -203,7 +203,7 @@ def test_missing_images_matter_if_images_are_read(dataset: Dataset, tmp_path: Pa
 
 def test_missing_images_do_not_matter_if_npy_files_are_read(dataset: Dataset, user_dir: Path) -> None:
     (user_dir / "1.npy").write_bytes(b"features")
-    (dataset.places.dataset.images / dataset.rows("train")[0].img).unlink()
+    (dataset.mmf_paths.dataset.images / dataset.rows("train")[0].img).unlink()
     assert read(dataset.check(npy=user_dir))["train"] == Coverage("train", 6)
 
 
@@ -212,8 +212,8 @@ def test_keys_are_read_again_after_the_features_were_replaced(dataset: Dataset) 
     dataset.check()
     shutil.rmtree(dataset.lmdb)
     dataset.features_without(dataset.rows("train")[0])
-    for note in dataset.places.dataset.features.glob("SHA256SUMS*"):
-        note.unlink()
+    for manifest_file in dataset.mmf_paths.dataset.features.glob("SHA256SUMS*"):
+        manifest_file.unlink()
     with pytest.raises(DatasetError, match="train 1 of 6"):
         dataset.check()
 
@@ -226,7 +226,7 @@ def test_truncated_features_without_a_manifest_are_detected(dataset: Dataset, sh
         dataset.check()
     assert str(raised.value).startswith(f"{dataset.lmdb}: damaged")
     assert "mmfw features add FOLDER" in str(raised.value.hint)
-    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "verification must not write a manifest"
+    assert not (dataset.mmf_paths.dataset.features / "SHA256SUMS").exists(), "verification must not write a manifest"
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_unsafe_key_list_is_not_executed(dataset: Dataset, tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no C locale")
 def test_features_in_a_path_that_the_locale_cannot_encode_are_intact(dataset: Dataset) -> None:
     dataset.features_without()
-    words = ("verify", "vilbert", "--data-dir", str(dataset.places.data_dir), "--json")
+    arguments = ("verify", "vilbert", "--data-dir", str(dataset.mmf_paths.data_dir), "--json")
     result = subprocess.run(
-        [sys.executable, "-m", "mmf_win", *words],
+        [sys.executable, "-m", "mmf_win", *arguments],
         env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         check=True,
         stdin=subprocess.DEVNULL,
@@ -294,8 +294,8 @@ def test_unsafe_record_is_reported_and_not_executed(
     dataset.put(key.encode(), pickle.dumps({"features": Hostile(tmp_path / "done")}))
     record_hashes(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
     message = rf": rejected.* record {key}: refers to .*mkdir"
-    words = ("vilbert", "--data-dir", str(dataset.places.data_dir))
-    assert main(["verify", *words, "--full"]) == 3
+    arguments = ("vilbert", "--data-dir", str(dataset.mmf_paths.data_dir))
+    assert main(["verify", *arguments, "--full"]) == 3
     assert re.search(message, capsys.readouterr().err)
     archive = shutil.make_archive(str(tmp_path / "features"), "zip", dataset.lmdb.parent)
     assert main(["features", "extract", archive, "--data-dir", str(tmp_path / "another")]) == 3
@@ -316,7 +316,7 @@ def test_record_without_features_is_reported(dataset: Dataset, record: Any, caps
     dataset.features_without()
     key = min(read_image_keys(dataset.lmdb))
     dataset.put(key.encode(), pickle.dumps({"features": arrays[record]} if isinstance(record, str) else record))
-    assert main(["verify", "vilbert", "--data-dir", str(dataset.places.data_dir), "--full"]) == 3
+    assert main(["verify", "vilbert", "--data-dir", str(dataset.mmf_paths.data_dir), "--full"]) == 3
     assert f"{dataset.lmdb}: damaged: record {key}: has no features" in capsys.readouterr().err
 
 
@@ -332,7 +332,7 @@ def test_model_that_cannot_be_fetched_is_reported_with_a_hint_for_another_source
 ) -> None:
     dataset.features_without()
     for name in ("TORCH_HOME", "HF_HOME"):
-        monkeypatch.setenv(name, str(dataset.places.cache_dir / name))
+        monkeypatch.setenv(name, str(dataset.mmf_paths.cache_dir / name))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTPS_PROXY", "https_proxy"):
@@ -348,11 +348,11 @@ def test_model_that_cannot_be_fetched_is_reported_with_a_hint_for_another_source
 
 
 def test_converted_dataset_is_verified_against_its_manifest(dataset: Dataset) -> None:
-    root = dataset.places.dataset.root
+    root = dataset.mmf_paths.dataset.root
     files = [path.relative_to(root).as_posix() for path in root.rglob("*.*") if path.is_file()]
     record_hashes(root, files)
     dataset.check(regions=False)
-    image = dataset.places.dataset.images / dataset.rows("train")[0].img
+    image = dataset.mmf_paths.dataset.images / dataset.rows("train")[0].img
     hostile_archives.truncate_file(image)
     with pytest.raises(DataError, match=f"changed since conversion:\nchanged: images/img/{image.name}") as raised:
         dataset.check(regions=False)
@@ -360,15 +360,17 @@ def test_converted_dataset_is_verified_against_its_manifest(dataset: Dataset) ->
     dataset.features_without()
     dataset.check()  # images are not read with region features
     lines = (
-        dataset.places.dataset.annotation_file("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
+        dataset.mmf_paths.dataset.annotation_file("train")
+        .read_text(encoding="utf-8")
+        .replace('"label": 0', '"label": 1')
     )
-    dataset.places.dataset.annotation_file("train").write_text(lines, encoding="utf-8")
+    dataset.mmf_paths.dataset.annotation_file("train").write_text(lines, encoding="utf-8")
     with pytest.raises(DataError, match=r"changed: annotations/train\.jsonl"):
         dataset.check()
 
 
 def test_dataset_without_its_manifest_can_still_be_read(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
-    root = dataset.places.dataset.root
+    root = dataset.mmf_paths.dataset.root
     record_hashes(root, ["annotations/train.jsonl"])
     with (root / "SHA256SUMS").open("a", encoding="utf-8") as file:
         file.write("# a comment\n")

@@ -56,7 +56,7 @@ def test_unrecorded_folder_has_no_manifest(user_dir: Path) -> None:
 
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
-def test_sha256sum_reads_a_manifest_with_odd_names(user_dir: Path) -> None:
+def test_sha256sum_reads_a_manifest_with_special_names(user_dir: Path) -> None:
     folder = write_tree(ODD, user_dir / "files")
     record_hashes(folder, ODD)
     run_program("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=folder)

@@ -1,3 +1,5 @@
+"""Event logs, requests and outcomes on disk."""
+
 import json
 import re
 import sys

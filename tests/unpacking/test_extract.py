@@ -172,7 +172,7 @@ def test_total_size_of_members_is_checked_before_writing(
     require_only_lock_file(folder)
 
 
-def test_disk_that_fills_up_during_extraction(small_disk: Path, user_dir: Path) -> None:
+def test_disk_filled_during_extraction_leaves_no_files(small_disk: Path, user_dir: Path) -> None:
     path = write_tar_gz(user_dir / "a.tar.gz", {f"{number:03}": bytes(1 << 20) for number in range(90)})
     folder = small_disk / "features"
     with pytest.raises(OSError) as caught:

@@ -132,7 +132,7 @@ def test_killed_completion_is_completed_by_the_next(first: int, user_dir: Path, 
         assert not staging_folder(root).exists()
         if finished:
             break
-    assert second > len(RENAMES) - first + 1, "not every step was interrupted"
+    assert second > len(RENAMES) - first + 1, "each step must be interrupted"
 
 
 @pytest.mark.parametrize("died", [False, True])
@@ -167,7 +167,7 @@ def test_files_are_read_without_a_lock_only_without_lock_support(
         assert f"{tmp_path / '.mmfw-lock'}: the file system does not support locks" in caplog.text
     monkeypatch.setattr("fcntl.flock", make_failing_function(errno.EBADF))
     with pytest.raises(OSError, match="cannot be locked"), shared_read_lock(tmp_path):
-        raise AssertionError("the files may be replaced while they are read")
+        raise AssertionError("files that cannot be locked must not be read")
 
 
 def test_installation_begun_by_an_earlier_version_is_completed(tmp_path: Path) -> None:

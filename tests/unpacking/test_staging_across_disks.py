@@ -188,7 +188,7 @@ def test_folder_in_a_lower_layer_is_removed(root: Path) -> None:
 
 def test_link_to_shared_memory_is_another_disk(tmp_path: Path) -> None:
     if sys.platform == "win32" or not _SHM.is_dir() or _SHM.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("Windows, and a system without /dev/shm, has no second disk here")
+        pytest.skip("Windows and systems without /dev/shm have no second disk")
     other = Path(mkdtemp(dir=_SHM))
     try:
         root = tmp_path / "root"

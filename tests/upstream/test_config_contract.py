@@ -139,18 +139,18 @@ def mmf_paths_in(folder: Path) -> MmfPaths:
     return MmfPaths(folder / "cache", folder / "data", folder / "save")
 
 
-def with_overrides(root: Path, folder: Path, query: ConfigQuery, overrides: Sequence[str]) -> ConfigQuery:
+def apply_overrides(root: Path, folder: Path, query: ConfigQuery, overrides: Sequence[str]) -> ConfigQuery:
     """Return the query with overrides in its settings, as an attempt has them."""
     parts = ConfigSpec(query.model, query.config, query.settings)
-    typed = resolve_config(root, mmf_paths_in(folder), parts, overrides)["typed"]
-    return replace(query, settings=merge_settings(query.settings, typed))
+    settings = resolve_config(root, mmf_paths_in(folder), parts, overrides)["typed"]
+    return replace(query, settings=merge_settings(query.settings, settings))
 
 
-def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
-    """Yield the name and query of each preset and, with ``of_mmf``, of each configuration of MMF."""
+def list_queries(root: Path, folder: Path, *, include_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
+    """Yield the name and query of each preset and, with ``include_mmf``, of each configuration of MMF."""
     loaded = [presets.load_preset(name) for name in presets.list_presets()]
     configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
-    areas = ("projects", "mmf") if of_mmf else ()
+    areas = ("projects", "mmf") if include_mmf else ()
     files = [path for area in areas for path in sorted((root / area).rglob("*.yaml"))]
     for path in sorted({path.resolve() for path in files if "hateful_memes" in path.parts}):
         models = list((load_yaml(root, path).get("model_config") or {}).keys())
@@ -158,9 +158,12 @@ def list_queries(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[st
     for name, (model, config, settings) in configurations.items():
         yield name, ConfigQuery(model, config, settings)
         if name.startswith("preset"):
-            yield (f"{name}, overridden", with_overrides(root, folder, ConfigQuery(model, config, settings), OVERRIDES))
+            yield (
+                f"{name}, overridden",
+                apply_overrides(root, folder, ConfigQuery(model, config, settings), OVERRIDES),
+            )
     yield "", ConfigQuery(*MMBT)
-    yield "MMBT, overridden", with_overrides(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
+    yield "MMBT, overridden", apply_overrides(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
     for tree in (*SETTINGS, *REFUSED_SETTINGS):
         yield json.dumps(tree), ConfigQuery(*MMBT, tree)
     (folder / "beside.yaml").write_text("training: {seed: 1, max_updates: 3}\n", encoding="utf-8")
@@ -182,7 +185,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def queries(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
     """Return the queries by name."""
-    return dict(list_queries(mmf_root, folder, of_mmf=request.param != "presets"))
+    return dict(list_queries(mmf_root, folder, include_mmf=request.param != "presets"))
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +197,18 @@ def zoo_keys(mmf_root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def answers(mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], zoo_keys: list[str]) -> dict[str, Any]:
-    """Return the answers of the real MMF, all from one process."""
-    places = mmf_paths_in(folder)
+def mmf_results(mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], zoo_keys: list[str]) -> dict[str, Any]:
+    """Return the results of the real MMF, all from one process."""
+    mmf_paths = mmf_paths_in(folder)
     environment = {**os.environ, **ENVIRONMENT}
-    environment |= {"MMF_CACHE_DIR": str(places.cache_dir), "MMF_DATA_DIR": str(places.data_dir)}
+    environment |= {"MMF_CACHE_DIR": str(mmf_paths.cache_dir), "MMF_DATA_DIR": str(mmf_paths.data_dir)}
     return query_mmf(mmf_root, list(queries.values()), zoo_keys, environment)
 
 
 @pytest.fixture
-def mmf_configs(queries: dict[str, ConfigQuery], answers: dict[str, Any]) -> dict[str, Any]:
+def mmf_configs(queries: dict[str, ConfigQuery], mmf_results: dict[str, Any]) -> dict[str, Any]:
     """Return MMF's configuration, or its error, by query name."""
-    return dict(zip(queries, answers["configurations"], strict=True))
+    return dict(zip(queries, mmf_results["configurations"], strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +232,7 @@ def read_leaves(root: Path, folder: Path, query: ConfigQuery) -> dict[str, Any]:
 
 
 @pytest.mark.wide
-def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path) -> None:
+def test_paths_with_special_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path) -> None:
     by_folder = {}
     for name in SPECIAL_NAMES:
         folder = tmp_path / name
@@ -238,34 +241,34 @@ def test_paths_with_odd_names_are_read_as_in_mmf(mmf_root: Path, tmp_path: Path)
         config.write_text("training: {seed: 2}\n", encoding="utf-8")
         tree = merge_settings(resume_settings(folder / "a.ckpt"), settings_for_all_splits(features=features))
         by_folder[folder] = ConfigQuery("mmbt", str(config), tree, folder=str(folder))
-    for (folder, question), theirs in zip(
+    for (folder, query), mmf_config in zip(
         by_folder.items(), query_mmf(mmf_root, list(by_folder.values()))["configurations"], strict=True
     ):
-        read = resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec("mmbt", question.config, question.settings))
-        assert theirs["training"]["seed"] == 2, folder
-        assert theirs["checkpoint"]["resume_file"] == str(folder / "a.ckpt") == read["checkpoint"]["resume_file"]
-        assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
+        read = resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec("mmbt", query.config, query.settings))
+        assert mmf_config["training"]["seed"] == 2, folder
+        assert mmf_config["checkpoint"]["resume_file"] == str(folder / "a.ckpt") == read["checkpoint"]["resume_file"]
+        assert mmf_config["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
         assert list_dataset_paths(read["dataset"], "features", ["train"]) == [folder / "x.lmdb"]
         assert read["env"]["data_dir"] == str(folder / "data")
 
 
-@pytest.mark.skipif(is_wine(), reason="MMF makes the same of them everywhere, and Wine is slow")
+@pytest.mark.skipif(is_wine(), reason="the result does not depend on Windows; Wine is slow")
 def test_every_configuration_equals_that_of_mmf(
     mmf_root: Path, folder: Path, queries: dict[str, ConfigQuery], mmf_configs: dict[str, Any]
 ) -> None:
     assert len(queries) > 2 * len(presets.list_presets())
     for name in queries.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
         assert isinstance(mmf_configs[name], dict), (name, mmf_configs[name])
-        theirs, read = dict(iter_leaves(mmf_configs[name])), read_leaves(mmf_root, folder, queries[name])
-        different = {key for key in theirs.keys() | read.keys() if theirs.get(key, ...) != read.get(key, ...)}
+        mmf_config, read = dict(iter_leaves(mmf_configs[name])), read_leaves(mmf_root, folder, queries[name])
+        different = {key for key in mmf_config.keys() | read.keys() if mmf_config.get(key, ...) != read.get(key, ...)}
         assert different <= NOT_COMPARED, name
 
 
 def test_overrides_change_only_the_named_keys(mmf_configs: dict[str, Any]) -> None:
     before, after = (dict(iter_leaves(mmf_configs[name])) for name in ("", "MMBT, overridden"))
-    set_by_them = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
+    named_keys = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
     changed = {key for key in after if after[key] != before[key]}
-    assert changed - FOLLOWING - NOT_COMPARED == set_by_them - NOT_COMPARED
+    assert changed - FOLLOWING - NOT_COMPARED == named_keys - NOT_COMPARED
 
 
 def test_overrides_and_settings_that_mmf_misinterprets_are_refused(
@@ -286,40 +289,40 @@ def test_resolved_configuration_contains_the_expected_parts(
     mmf_root: Path, folder: Path, mmf_configs: dict[str, Any]
 ) -> None:
     read = resolve_config(mmf_root, mmf_paths_in(folder), ConfigSpec(*MMBT))
-    theirs = mmf_configs[""]
-    training = OmegaConf.create(theirs["training"])
+    mmf_config = mmf_configs[""]
+    training = OmegaConf.create(mmf_config["training"])
     assert read == {
-        "env": theirs["env"],
-        "checkpoint": theirs["checkpoint"],
-        "dataset": theirs["dataset_config"]["hateful_memes"],
-        "model": theirs["model_config"]["mmbt"],
+        "env": mmf_config["env"],
+        "checkpoint": mmf_config["checkpoint"],
+        "dataset": mmf_config["dataset_config"]["hateful_memes"],
+        "model": mmf_config["model_config"]["mmbt"],
         "training": {key: OmegaConf.select(training, key) for key in read["training"]},
         "user_dir": None,
         "typed": {},
     }
 
 
-def test_every_model_has_the_configuration_that_its_class_names(mmf_root: Path, answers: dict[str, Any]) -> None:
-    assert len(answers["models"]) > 15
-    for model, config in answers["models"].items():
+def test_every_model_has_the_configuration_that_its_class_names(mmf_root: Path, mmf_results: dict[str, Any]) -> None:
+    assert len(mmf_results["models"]) > 15
+    for model, config in mmf_results["models"].items():
         assert find_model_config(mmf_root, model) == config, model
 
 
 def test_every_zoo_entry_equals_that_of_mmf(
-    mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
+    mmf_root: Path, folder: Path, zoo_keys: list[str], mmf_results: dict[str, Any]
 ) -> None:
     zoo = Zoo(mmf_root, mmf_paths_in(folder), DATASET_ZOO_FILE, MODEL_ZOO_FILE)
     entries = {key: zoo.model_entry(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset_entry("features")}
-    assert len(answers["zoo"]) == len(entries) > 30
-    for key, (version, resources) in answers["zoo"].items():
-        listed = resources["features"] if isinstance(resources, dict) else resources
+    assert len(mmf_results["zoo"]) == len(entries) > 30
+    for key, (version, resources) in mmf_results["zoo"].items():
+        files = resources["features"] if isinstance(resources, dict) else resources
         entry = entries[key]
         if entry is None:
-            assert not listed or len(listed) > 1 or not listed[0].get("compressed", True), key
+            assert not files or len(files) > 1 or not files[0].get("compressed", True), key
         else:
-            expected = (version, listed[0]["file_name"])
+            expected = (version, files[0]["file_name"])
             assert (entry.version, entry.file_name) == expected, key
-            sha256 = listed[0].get("hashcode") or ""
+            sha256 = files[0].get("hashcode") or ""
             # One of MMF's hashes is a digit too short to match any file.
             assert entry.sha256 == (sha256 if len(sha256) == 64 else None), key
 

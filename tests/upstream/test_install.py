@@ -54,7 +54,7 @@ class TestGithub:
         assert find_changed_files(installed) == []
         assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
         link = installed.root / "projects/pythia/link.yaml"
-        assert not link.is_symlink(), "a link is a text file on every system"
+        assert not link.is_symlink(), "a link must become a text file on every system"
         assert link.read_bytes() == b"../../mmf/configs/real.yaml"
 
     def test_intact_copy_is_not_fetched_again(self, mmfw_home: Path) -> None:
@@ -234,8 +234,8 @@ class TestPypi:
         [line] = re.findall(r"^ *pip (download .* mmf==)\S+$", guide, re.MULTILINE)
         carried = mmfw_home.parent / "carried"
         carried.mkdir()
-        words = f"{line}{VERSION}".split()
-        subprocess.run([sys.executable, "-m", "pip", *words], cwd=carried, check=True)
+        arguments = f"{line}{VERSION}".split()
+        subprocess.run([sys.executable, "-m", "pip", *arguments], cwd=carried, check=True)
         monkeypatch.setenv("PIP_FIND_LINKS", (carried / "wheels").as_uri())
         next(index.iterdir()).unlink()
         assert install(source).version == VERSION
@@ -329,4 +329,4 @@ def test_unreadable_selection_has_a_hint(mmfw_home: Path) -> None:
 
 @pytest.mark.torch
 def test_installed_mmf_is_intact() -> None:
-    assert not find_changed_files(find_mmf()), "None for a checkout"
+    assert not find_changed_files(find_mmf()), "the result is None for a checkout"

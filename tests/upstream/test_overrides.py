@@ -26,9 +26,9 @@ MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
 
 
-def config_with_overrides(root: Path, places: MmfPaths, *overrides: str) -> Any:
+def config_with_overrides(root: Path, mmf_paths: MmfPaths, *overrides: str) -> Any:
     """Return MMF's configuration with overrides."""
-    _, config = compose_config(root, places, ConfigSpec(*MMBT, offline=True))
+    _, config = compose_config(root, mmf_paths, ConfigSpec(*MMBT, offline=True))
     apply_overrides(config, overrides, version=read_version(root))
     return config
 
@@ -50,9 +50,9 @@ def test_version_specific_keys_match_mmf() -> None:
         keys[read_version(root)] = {key for key, value in iter_leaves(defaults) if value != {}}
     assert keys.keys() == VERSION_SPECIFIC_KEYS.keys()
     for version, version_keys in keys.items():
-        others = set().union(*(keys[other] for other in keys if other != version))
-        for key in version_keys | others:
-            only = (key in version_keys) != (key in others)
+        other_keys = set().union(*(keys[other_version] for other_version in keys if other_version != version))
+        for key in version_keys | other_keys:
+            only = (key in version_keys) != (key in other_keys)
             assert (version in versions_with_key(key)) == (only and key in version_keys), key
 
 
@@ -64,17 +64,17 @@ def test_key_of_another_version_names_that_version(mmf_paths: MmfPaths, word: st
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("word", "suggestion"),
     [
         ("batch_size=8", "training.batch_size"),
         ("lr=1e-5", "optimizer.params.lr"),
         ("optimiser.params.lr=1", "optimizer.params.lr"),
     ],
 )
-def test_misspelt_key_suggests_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str) -> None:
+def test_misspelt_key_suggests_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, word: str, suggestion: str) -> None:
     with pytest.raises(UsageError) as caught:
         config_with_overrides(mmf_root, mmf_paths, word)
-    assert f"did you mean {meant}" in str(caught.value.hint)
+    assert f"did you mean {suggestion}" in str(caught.value.hint)
     with pytest.raises(UsageError) as caught:
         config_with_overrides(mmf_root, mmf_paths, "quite_another=1")
     assert caught.value.hint is None
@@ -115,8 +115,8 @@ def test_values_are_parsed_as_by_omegaconf(mmf_root: Path, mmf_paths: MmfPaths, 
 
 
 def test_override_of_a_list_item_is_kept_as_the_full_list(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    words = [f"{DATASET}.annotations.test[0]=own.jsonl", "model_config.mmbt.losses[0].type=bce", "training.seed=1"]
-    assert resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)["typed"] == {
+    overrides = [f"{DATASET}.annotations.test[0]=own.jsonl", "model_config.mmbt.losses[0].type=bce", "training.seed=1"]
+    assert resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), overrides)["typed"] == {
         "dataset_config": {"hateful_memes": {"annotations": {"test": ["own.jsonl"]}}},
         "model_config": {"mmbt": {"losses": [{"type": "bce"}]}},
         "training": {"seed": 1},
@@ -127,13 +127,13 @@ def test_keys_of_user_code_are_not_checked(mmf_root: Path, mmf_paths: MmfPaths) 
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), [word])
-    for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
-        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, settings), words)
+    for overrides, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, settings), overrides)
     settings_of_code = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
     resolve_config(mmf_root, mmf_paths, ConfigSpec("mmbt2", MMBT[1], settings_of_code))
     with pytest.raises(UsageError):
-        words = ("training.no_such_key=1", "env.user_dir=mine")
-        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)
+        overrides = ("training.no_such_key=1", "env.user_dir=mine")
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), overrides)
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
@@ -163,12 +163,12 @@ def test_new_key_is_accepted_in_class_parameters_and_preset_groups(
     resolve_config(mmf_root, mmf_paths, spec, [f"{key}=3"])
 
 
-def tree(*words: str) -> dict[str, Any]:
+def tree(*overrides: str) -> dict[str, Any]:
     """Return preset settings from arguments such as ``training.batch_size=3``."""
-    return dict(OmegaConf.to_container(OmegaConf.from_dotlist(list(words))))  # type: ignore[arg-type]
+    return dict(OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides))))  # type: ignore[arg-type]
 
 
-WRONG = [
+INVALID = [
     ("training.batchsize=4", "training.batch_size"),
     ("trainign.batch_size=4", "training.batch_size"),
     ("model_config.mmbt.num_label=2", "model_config.mmbt.num_labels"),
@@ -217,13 +217,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
+@pytest.mark.parametrize(("word", "suggestion"), INVALID, ids=[word for word, _ in INVALID])
 def test_invalid_setting_of_a_preset_is_refused_with_a_suggestion(
-    mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str
+    mmf_root: Path, mmf_paths: MmfPaths, word: str, suggestion: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(word)))
-    assert meant in f"{caught.value} {caught.value.hint}"
+    assert suggestion in f"{caught.value} {caught.value.hint}"
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
@@ -279,11 +279,11 @@ def test_settings_of_mmf_configurations_are_accepted(mmf_root: Path, mmf_paths: 
 
 
 def test_keys_chosen_by_the_user_are_accepted(mmf_root: Path, mmf_paths: MmfPaths) -> None:
-    chosen = {
+    user_settings = {
         "training": {"wandb": {"tags": ["first"]}},
         "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},
     }
     for name in ("mmbt_grid", "visual_bert_coco"):
         preset = presets.load_preset(name)
-        settings = merge_settings(preset.settings, chosen)
+        settings = merge_settings(preset.settings, user_settings)
         resolve_config(mmf_root, mmf_paths, ConfigSpec(preset.model, preset.config, settings))

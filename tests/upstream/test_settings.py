@@ -26,17 +26,17 @@ def test_only_keys_of_the_mmf_version_are_set(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "count", "left"),
+    ("visible", "count", "expected"),
     [
         *((None, 1, "0"), ("2,3", 1, "2"), ("GPU-8f2a,1", 1, "GPU-8f2a"), ("", 1, "")),
         *((None, 2, "0,1"), ("2,3,5", 2, "2,3"), ("2,3", 0, "-1"), (None, 0, "-1")),
     ],
 )
-def test_worker_gets_the_first_visible_gpus(visible: str | None, count: int, left: str) -> None:
+def test_worker_gets_the_first_visible_gpus(visible: str | None, count: int, expected: str) -> None:
     environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    assert default_settings.limit_gpus(environment, count) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
+    assert default_settings.limit_gpus(environment, count) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": expected}
 
 
 @pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])
@@ -62,10 +62,10 @@ def test_prediction_never_copies_only_the_pretrained_part() -> None:
     assert checkpoint["resume"] is False, "with resume, MMF would load current.ckpt instead of the file"
 
 
-def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
+def environment(mmf_paths: MmfPaths, *, offline: bool) -> dict[str, str]:
     """Return the environment of a worker."""
-    folder = places.save_dir
-    return default_settings.worker_environment(places, folder / "c", folder / "l", folder / "r", offline=offline)
+    folder = mmf_paths.save_dir
+    return default_settings.worker_environment(mmf_paths, folder / "c", folder / "l", folder / "r", offline=offline)
 
 
 def test_openmp_spin_time_is_limited_unless_the_user_sets_it(
@@ -73,7 +73,9 @@ def test_openmp_spin_time_is_limited_unless_the_user_sets_it(
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert int(environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "the default of libgomp"
+    assert int(environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"]) < 300_000, (
+        "the value must be below the default of libgomp"
+    )
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert "GOMP_SPINCOUNT" not in environment(mmf_paths, offline=True)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")

@@ -30,12 +30,12 @@ class StubModels:
 
     Attributes:
         rows: Memes of the split, all predicted correctly by the run.
-        apart: Difference of the exported model's probability, by batch size and row ID; batch 0 means all.
+        differences: Difference of the exported model's probability, by batch size and row ID; batch 0 means all.
         batches: Batch size and number of rows of each prediction.
     """
 
     rows: list[AnnotationRow]
-    apart: dict[tuple[int, int], float] = field(default_factory=dict)
+    differences: dict[tuple[int, int], float] = field(default_factory=dict)
     batches: list[tuple[int, int]] = field(default_factory=list)
 
     def predict(self, *_: Any, export: Path, int8: bool, **__: Any) -> tuple[list[float], list[Any]]:
@@ -44,7 +44,7 @@ class StubModels:
         (export / "model.onnx").write_bytes(b"32 bits each")
         if int8:
             (export / "int8.onnx").write_bytes(b"8 bits")
-        return [self._proba(row) for row in self.rows], []
+        return [self._probability(row) for row in self.rows], []
 
     def run_model(
         self, folder: Path, rows: Sequence[AnnotationRow], _images: Path, *, batch_size: int, features: Path | None
@@ -53,11 +53,13 @@ class StubModels:
         assert features is None
         self.batches.append((batch_size, len(rows)))
         quantized = (folder / "model.onnx").read_bytes() == b"8 bits"
-        probas = [1 - self._proba(row) if quantized else self._proba(row) for row in rows]
-        apart = [self.apart.get((batch_size, row.id), self.apart.get((0, row.id), 0.0)) for row in rows]
-        return [a + b for a, b in zip(probas, apart, strict=True)], {"p50_ms": 1.0, "p99_ms": 2.0}
+        probabilities = [1 - self._probability(row) if quantized else self._probability(row) for row in rows]
+        differences = [
+            self.differences.get((batch_size, row.id), self.differences.get((0, row.id), 0.0)) for row in rows
+        ]
+        return [a + b for a, b in zip(probabilities, differences, strict=True)], {"p50_ms": 1.0, "p99_ms": 2.0}
 
-    def _proba(self, row: AnnotationRow) -> float:
+    def _probability(self, row: AnnotationRow) -> float:
         return 0.75 if row.label else 0.25
 
 
@@ -66,7 +68,7 @@ class Exporter:
     """Exports a run whose model is a stub."""
 
     run: Run
-    places: MmfPaths
+    mmf_paths: MmfPaths
     models: StubModels
     output: Path
 
@@ -78,7 +80,7 @@ class Exporter:
         return exporter.export_checkpoint(
             self.run,
             self.run.checkpoints / "best.ckpt",
-            self.places,
+            self.mmf_paths,
             CommandOptions(),
             display,
             exporter.ExportOptions(self.output, SPLIT, tolerance, int8, max_loss),
@@ -94,16 +96,16 @@ class Exporter:
 def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     """Return an export of a run to a folder whose parent does not exist."""
     world = report_world.make(user_dir, draw_images=False)
-    places = MmfPaths.resolve(world.data, world.save)
-    models = StubModels(PredictionTarget.from_split(places, SPLIT).rows)
+    mmf_paths = MmfPaths.resolve(world.data, world.save)
+    models = StubModels(PredictionTarget.from_split(mmf_paths, SPLIT).rows)
     monkeypatch.setattr(prediction, "predict_target", models.predict)
     monkeypatch.setattr(exporter, "run_model", models.run_model)
-    return Exporter(world.add_run(), places, models, user_dir / "new" / "model")
+    return Exporter(world.add_run(), mmf_paths, models, user_dir / "new" / "model")
 
 
 def test_matching_model_is_kept_with_its_comparison(export: Exporter) -> None:
     rows = export.models.rows
-    export.models.apart = {(0, rows[2].id): 5e-5, (3, rows[5].id): -8e-5}
+    export.models.differences = {(0, rows[2].id): 5e-5, (3, rows[5].id): -8e-5}
     description = export()
     assert description["parity"]["largest_difference"] == pytest.approx(8e-5)
     assert (description["parity"]["split"], description["parity"]["rows"]) == (SPLIT, len(rows))
@@ -114,12 +116,12 @@ def test_matching_model_is_kept_with_its_comparison(export: Exporter) -> None:
 
 
 @pytest.mark.parametrize("batch", [8, 1, 3])
-@pytest.mark.parametrize("apart", [0.01, -0.01])
+@pytest.mark.parametrize("difference", [0.01, -0.01])
 def test_row_with_a_different_probability_is_named_and_nothing_is_written(
-    export: Exporter, batch: int, apart: float
+    export: Exporter, batch: int, difference: float
 ) -> None:
     row = export.models.rows[3]
-    export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
+    export.models.differences = {(batch, row.id): difference, (batch, export.models.rows[7].id): difference / 2}
     with pytest.raises(CheckFailedError, match=f"row {row.display_id} of {SPLIT}: in batches of {batch}") as raised:
         export()
     assert "0.01" in str(raised.value) and export.is_gone()
