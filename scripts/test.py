@@ -58,8 +58,8 @@ PACKAGES_WITHOUT_TORCH = {
 # Tests of what differs between systems: files, processes, archives and commands.
 _FILE_TESTS = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
 _PROCESS_TESTS = [
-    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "task")),
-    *("tests/protocol", "tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stopping.py"),
+    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "task_runner", "task")),
+    *("tests/protocol", "tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stop_signal.py"),
     *(f"tests/test_{name}.py" for name in ("console", "entry", "files", "locking", "paths")),
     "tests/worker/test_paths_in_c.py",
 ]

@@ -11,5 +11,5 @@ from tests.worlds import report_world
 
 @pytest.fixture
 def world(user_dir: Path) -> report_world.ReportWorld:
-    """Labelled memes, in a folder named in three scripts."""
+    """Return labelled memes, in a folder whose name mixes three scripts."""
     return report_world.make(user_dir)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.torch, requires_package("numpy", "scipy", "sklearn")]
 NAMES = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
 
 
-def sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list[int], list[float]]:
+def make_sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list[int], list[float]]:
     """Return labels and correlated probabilities; few ``digits`` produce ties."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, rows)
@@ -38,12 +38,12 @@ def test_metrics_match_values_computed_by_hand() -> None:
     """Three of the four pairs of a hateful and a benign meme are ranked correctly.
 
     The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
-    So both components are 1/2 and 1 with a variance of 1/8, and the AUROC has a variance of 1/8 / 2 + 1/8 /
-    2.
+    Both components are therefore 1/2 and 1, with a variance of 1/8; the variance of the AUROC is
+    1/8 / 2 + 1/8 / 2.
     """
     scores = metrics.compute_metrics([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
     assert (scores["auroc"].value, scores["auroc"].low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
-    assert scores["auroc"].high == 1, "the upper bound is at most 1"
+    assert scores["auroc"].high == 1, "the upper bound must be at most 1"
     assert scores["accuracy"].value == 0.75
     assert scores["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
     assert scores["f1"].value == pytest.approx(2 / 3)
@@ -60,14 +60,14 @@ def test_probabilities_0_and_1_have_calibration_bins() -> None:
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 @pytest.mark.parametrize("rows", [2, 3, 10, 257])
 def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
-    labels, probas = sample(rows, seed=rows, digits=digits)
+    labels, probas = make_sample(rows, seed=rows, digits=digits)
     scores = metrics.compute_metrics(labels, probas)
-    chosen = [int(p > 0.5) for p in probas]
+    decisions = [int(p > 0.5) for p in probas]
     expected = {
         "auroc": sklearn.roc_auc_score(labels, probas),
-        "accuracy": sklearn.accuracy_score(labels, chosen),
+        "accuracy": sklearn.accuracy_score(labels, decisions),
         "average_precision": sklearn.average_precision_score(labels, probas),
-        "f1": sklearn.f1_score(labels, chosen),
+        "f1": sklearn.f1_score(labels, decisions),
         "brier": sklearn.brier_score_loss(labels, probas),
     }
     assert {name: scores[name].value for name in expected} == pytest.approx(expected, rel=1e-14)
@@ -75,7 +75,7 @@ def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 def test_curves_agree_with_scikit_learn(digits: int | None) -> None:
-    labels, probas = map(np.array, sample(60, digits=digits))
+    labels, probas = map(np.array, make_sample(60, digits=digits))
     true_positives, selected = metrics.cumulative_counts(labels, probas)
     precision, recall, _ = sklearn.precision_recall_curve(labels, probas)
     # The last point of scikit-learn's curve has no predictions.
@@ -86,18 +86,18 @@ def test_curves_agree_with_scikit_learn(digits: int | None) -> None:
     assert (selected - true_positives) / (60 - labels.sum()) == pytest.approx(false_rate[1:])
 
 
-@pytest.mark.parametrize(("right", "rows"), [(16, 30), (0, 7), (7, 7), (1, 1), (850, 1000)])
-def test_accuracy_interval_agrees_with_scipy(right: int, rows: int) -> None:
-    accuracy = metrics.compute_metrics([1] * right + [0] * (rows - right), [0.9] * rows)["accuracy"]
-    expected = scipy.binomtest(right, rows).proportion_ci(0.95, "wilson")
+@pytest.mark.parametrize(("correct", "rows"), [(16, 30), (0, 7), (7, 7), (1, 1), (850, 1000)])
+def test_accuracy_interval_agrees_with_scipy(correct: int, rows: int) -> None:
+    accuracy = metrics.compute_metrics([1] * correct + [0] * (rows - correct), [0.9] * rows)["accuracy"]
+    expected = scipy.binomtest(correct, rows).proportion_ci(0.95, "wilson")
     assert (accuracy.low, accuracy.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def auroc(labels: list[int], probas: list[float]) -> Any:
+def compute_auroc(labels: list[int], probas: list[float]) -> Any:
     return metrics.compute_metrics(labels, probas)["auroc"]
 
 
-def covariance(labels: list[int], *columns: list[float]) -> Any:
+def compute_covariance(labels: list[int], *columns: list[float]) -> Any:
     """Return the covariance of several predictions' AUROCs, pair by pair as in DeLong et al."""
     hateful, benign = (np.array(columns)[:, np.array(labels) == side] for side in (1, 0))
     pairs = np.heaviside(hateful[:, :, None] - benign[:, None, :], 0.5)
@@ -107,15 +107,15 @@ def covariance(labels: list[int], *columns: list[float]) -> Any:
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 def test_auroc_intervals_and_differences_follow_delong(digits: int | None) -> None:
-    labels, probas = sample(150, digits=digits)
+    labels, probas = make_sample(150, digits=digits)
     others = np.clip(np.array(probas) + np.random.default_rng(9).normal(0, 0.5, 150), 0, 1)
     others = (others if digits is None else others.round(digits)).tolist()
-    variances = covariance(labels, probas, others)
-    score, difference = auroc(labels, probas), metrics.auroc_difference(labels, probas, others)
-    reach = scipy.norm.ppf(0.975) * variances[0, 0] ** 0.5
-    assert (score.low, score.high) == pytest.approx((score.value - reach, score.value + reach))
+    variances = compute_covariance(labels, probas, others)
+    score, difference = compute_auroc(labels, probas), metrics.auroc_difference(labels, probas, others)
+    margin = scipy.norm.ppf(0.975) * variances[0, 0] ** 0.5
+    assert (score.low, score.high) == pytest.approx((score.value - margin, score.value + margin))
     error = np.sqrt([1, -1] @ variances @ [1, -1])
-    value = score.value - auroc(labels, others).value
+    value = score.value - compute_auroc(labels, others).value
     expected = (value, *scipy.norm.interval(0.95, value, error), 2 * scipy.norm.sf(abs(value) / error))
     assert (difference.value, difference.low, difference.high, difference.p) == pytest.approx(expected)
 
@@ -132,7 +132,7 @@ def test_auroc_intervals_and_differences_follow_delong(digits: int | None) -> No
     ids=["perfect", "reversed", "all equal", "one hateful meme", "two memes"],
 )
 def test_auroc_without_variance_has_no_interval(labels: list[int], probas: list[float]) -> None:
-    score = auroc(labels, probas)
+    score = compute_auroc(labels, probas)
     assert score.value == pytest.approx(sklearn.roc_auc_score(labels, probas))
     assert score.low is None and score.high is None
 
@@ -149,14 +149,14 @@ def test_metrics_undefined_for_one_class_are_none(labels: list[int], undefined: 
 
 
 def test_threshold_changes_accuracy_but_not_auroc() -> None:
-    labels, probas = sample(100)
+    labels, probas = make_sample(100)
     half, other = (metrics.compute_metrics(labels, probas, threshold=t) for t in (0.5, 0.7))
     assert half["accuracy"] != other["accuracy"]
     assert half["auroc"] == other["auroc"]
 
 
 def test_auroc_difference_of_equal_and_of_random_predictions() -> None:
-    labels, probas = sample(300)
+    labels, probas = make_sample(300)
     noise = np.random.default_rng(5).random(300).tolist()
     itself = metrics.auroc_difference(labels, probas, probas)
     assert (itself.value, itself.low, itself.high, itself.p) == (0, None, None, None)
@@ -193,10 +193,12 @@ def test_auroc_and_accuracy_have_intervals_around_them() -> None:
 
 def test_ranks_have_no_brier_score_or_calibration_error() -> None:
     rows = [AnnotationRow(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
-    of_rank, of_mean = (make_predictions(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
-    undefined = {name for name in saved_metrics.METRIC_TITLES if of_rank[name].value is None}
+    rank_metrics, mean_metrics = (
+        make_predictions(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean")
+    )
+    undefined = {name for name in saved_metrics.METRIC_TITLES if rank_metrics[name].value is None}
     assert undefined == {"brier", "calibration_error"}
-    assert of_rank["auroc"] == of_mean["auroc"]
+    assert rank_metrics["auroc"] == mean_metrics["auroc"]
 
 
 @pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])

@@ -19,7 +19,7 @@ pages = LazyModule("mmf_win.results.report.pages")
 PLOTS = (*("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"), *("speed", "memory"))
 SCRIPT = "<script>document.title = 'taken over'</script>"
 
-Open = Callable[..., Any]
+OpenPage = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write pages of a run, of two runs and of a sweep in a folder whose name mixes three scripts."""
     world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
     path = world.dataset.annotation_file(report_world.SPLIT)
-    evil = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
-    path.write_text(evil, encoding="utf-8")
+    annotations = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
+    path.write_text(annotations, encoding="utf-8")
     names = ("mmbt_grid", "a_rather_long_name_of_a_run_chosen_by_the_user")
     runs = [world.add_predicted_run(name, skill=-0.5) for name in names]  # mostly wrong, to show mistakes
     tasks, settings = report_world.make_sweep_runs(world, 12, predicted_count=2)
@@ -47,7 +47,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
+def page(browser: Any, files: dict[str, Path]) -> Iterator[OpenPage]:
     """Yield a function that opens a page; afterwards, check that it logged and requested nothing."""
     context = browser.new_context()
     messages: list[str] = []
@@ -70,7 +70,7 @@ def page(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
     assert set(outside) <= {file.as_uri() for file in files.values()}
 
 
-def test_every_plot_is_drawn(page: Open) -> None:
+def test_every_plot_is_drawn(page: OpenPage) -> None:
     shown = page()
     for name in PLOTS:
         drawing = shown.locator(f"#{name} svg")
@@ -82,7 +82,7 @@ def test_every_plot_is_drawn(page: Open) -> None:
     assert shown.locator("#confusion td b").count() == 4
 
 
-def test_ids_are_unique_and_references_resolve(page: Open) -> None:
+def test_ids_are_unique_and_references_resolve(page: OpenPage) -> None:
     shown = page()
     ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
@@ -95,7 +95,7 @@ def is_blurred(button: Any) -> bool:
     return look != "none" and "blur(0" not in look
 
 
-def test_pictures_are_blurred_until_they_are_clicked(page: Open) -> None:
+def test_pictures_are_blurred_until_they_are_clicked(page: OpenPage) -> None:
     shown = page()
     buttons = shown.locator("button.picture")
     assert buttons.count() > 10
@@ -103,13 +103,13 @@ def test_pictures_are_blurred_until_they_are_clicked(page: Open) -> None:
     first = buttons.first
     first.click()
     assert not is_blurred(first) and first.get_attribute("aria-pressed") == "true"
-    assert is_blurred(buttons.nth(1)), "other pictures stay blurred"
+    assert is_blurred(buttons.nth(1)), "other pictures must stay blurred"
     first.click()
     assert is_blurred(first)
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_pictures_are_reached_and_shown_by_keyboard(page: Open, key: str) -> None:
+def test_pictures_are_reached_and_shown_by_keyboard(page: OpenPage, key: str) -> None:
     shown = page()
     for _ in range(4):
         shown.keyboard.press("Tab")
@@ -122,18 +122,18 @@ def test_pictures_are_reached_and_shown_by_keyboard(page: Open, key: str) -> Non
     assert not is_blurred(focused)
 
 
-def test_one_button_shows_and_blurs_all_pictures(page: Open) -> None:
+def test_one_button_shows_and_blurs_all_pictures(page: OpenPage) -> None:
     shown = page()
-    every = shown.locator("button.all")
-    every.click()
+    toggle = shown.locator("button.all")
+    toggle.click()
     assert not any(is_blurred(button) for button in shown.locator("button.picture").all())
-    assert every.inner_text() == "Blur all pictures"
-    every.click()
+    assert toggle.inner_text() == "Blur all pictures"
+    toggle.click()
     assert all(is_blurred(button) for button in shown.locator("button.picture").all())
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])
-def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
+def test_colours_follow_the_dark_mode(page: OpenPage, name: str) -> None:
     looks = []
     for scheme in ("light", "dark"):
         shown = page(name, scheme=scheme)
@@ -149,7 +149,7 @@ def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
 @pytest.mark.parametrize("width", [360, 768, 1200])
-def test_page_does_not_scroll_horizontally(page: Open, name: str, width: int) -> None:
+def test_page_does_not_scroll_horizontally(page: OpenPage, name: str, width: int) -> None:
     shown = page(name, width=width)
     assert shown.evaluate("document.documentElement.scrollWidth") == width
     widths = shown.evaluate("[...document.querySelectorAll('main *, header *')].map(e => e.scrollWidth)")
@@ -157,7 +157,7 @@ def test_page_does_not_scroll_horizontally(page: Open, name: str, width: int) ->
 
 
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
-def test_page_is_accessible_to_screen_readers(page: Open, name: str) -> None:
+def test_page_is_accessible_to_screen_readers(page: OpenPage, name: str) -> None:
     shown = page(name)
     assert shown.evaluate("document.documentElement.lang") == "en"
     assert shown.evaluate("[...document.images].filter(i => !i.alt).length") == 0
@@ -194,11 +194,11 @@ _CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["run", "compare", "sweep"])
-def test_text_contrast_meets_wcag(page: Open, name: str, scheme: str) -> None:
+def test_text_contrast_meets_wcag(page: OpenPage, name: str, scheme: str) -> None:
     assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
 
 
-def test_script_in_a_meme_is_shown_as_text(page: Open) -> None:
+def test_script_in_a_meme_is_shown_as_text(page: OpenPage) -> None:
     shown = page()
     assert "taken over" not in shown.title()
     assert shown.get_by_text("document.title =").count() > 0

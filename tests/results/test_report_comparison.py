@@ -52,9 +52,9 @@ def test_mean_and_deviation_of_a_preset_are_computed_over_its_seeds(world: Repor
     aurocs = [entry.auroc for entry in first.entries]
     page = visible_text(pages.write_comparison_page([*runs, other], world.save))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
-    assert f"{second.entries[0].auroc:.4f} n = 1" in page, "one run has no deviation"
+    assert f"{second.entries[0].auroc:.4f} n = 1" in page, "a single run must have no deviation"
     assert "Published AUROC on test_seen" in page
-    assert "0.6792 on 1,000 rows: not comparable" in page, "the runs predicted 32 rows"
+    assert "0.6792 on 1,000 rows: not comparable" in page, "scores on 32 rows must not be compared with the paper"
 
 
 def group_runs_by_name(*runs: Any) -> dict[str, list[Any]]:
@@ -64,7 +64,7 @@ def group_runs_by_name(*runs: Any) -> dict[str, list[Any]]:
 
 
 SAME = "model_config.mmbt.classifier=mlp"
-UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
+DIFFERENT_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "total": ({"updates": 22}, ", total=22"),
     "overrides": ({"overrides": [SAME, "optimizer.params.lr=1e-3"]}, ", optimizer.params.lr=0.001"),
     "settings": ({"settings": {"optimizer": {"params": {"lr": 1e-3}}}}, ", optimizer.params.lr=0.001"),
@@ -76,7 +76,7 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "name"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize(("changes", "name"), DIFFERENT_REQUESTS.values(), ids=DIFFERENT_REQUESTS)
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     world: ReportWorld, changes: dict[str, Any], name: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "request_fields",
     [
         lambda seed: {"seed": None, "overrides": [f"training.seed={seed}"]},
         lambda seed: {"seed": None, "settings": {"training": {"seed": seed}}},
@@ -100,11 +100,11 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     ids=["override", "preset"],
 )
 def test_seed_is_recognized_from_override_and_preset(
-    world: ReportWorld, given: Callable[[int], dict[str, Any]]
+    world: ReportWorld, request_fields: Callable[[int], dict[str, Any]]
 ) -> None:
     runs = []
     for day, seed in enumerate((1, 2, 2), start=1):
-        run = world.add_run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
+        run = world.add_run(stamp=f"2026-01-0{day}T00-00-00", **request_fields(seed))
         write_events(run, attempt_events("1", 0, 60, seed=seed))
         runs.append(run)
     assert list(group_runs_by_name(*runs).values()) == [runs[:2], runs[2:]]
@@ -143,15 +143,17 @@ def test_runs_with_equal_requests_are_distinguished_by_mmfs_configuration(world:
 
 def test_colours_distinguish_presets_or_runs_of_a_single_preset(world: ReportWorld) -> None:
     runs = [world.add_run("first"), world.add_run("second", seed=2), world.add_run("third", preset="visual_bert")]
-    for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
+    for compared_runs, expected in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
             list(
-                comparison.build_comparison_context([(RunRecord.read(run), None) for run in shown], None, {})["colours"]
+                comparison.build_comparison_context([(RunRecord.read(run), None) for run in compared_runs], None, {})[
+                    "colours"
+                ]
             )
-            == apart
+            == expected
         )
     page = pages.write_comparison_page(runs[:2], world.save).read_text(encoding="utf-8")
-    assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
+    assert page.count("--key: var(--series-2)") == 2, "the colour must be in the legend and in the table"
 
 
 def test_auroc_difference_is_computed_on_memes_predicted_by_both_runs(world: ReportWorld) -> None:
@@ -204,7 +206,7 @@ def test_runs_with_identical_predictions_do_not_differ(world: ReportWorld) -> No
     (contrast,) = comparison.compare_aurocs(build_entries([run, twin]))
     assert (contrast["difference"].value, contrast["difference"].p) == (0.0, None)
     page = visible_text(pages.write_comparison_page([run, twin], world.save))
-    assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
+    assert "+0.0000 – – 32" in page, "there must be neither an interval nor a p-value"
 
 
 def test_runs_without_predictions_are_compared_by_their_training(world: ReportWorld) -> None:
@@ -213,7 +215,7 @@ def test_runs_without_predictions_are_compared_by_their_training(world: ReportWo
     page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
     assert "only their training is compared" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
-    assert page.count("2 of 3 runs, one line per run") == 4, "in two plots and their text alternatives"
+    assert page.count("2 of 3 runs, one line per run") == 4, "both plots and their text alternatives must name the runs"
 
 
 @pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])
@@ -265,16 +267,16 @@ def test_excluded_rows_are_shown_for_each_run(world: ReportWorld) -> None:
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
         write_events(run, attempt_events("1", 0, 120, val_data=data, seed=run.request().training_number("seed")))
     page = visible_text(pages.write_comparison_page(runs, world.save))
-    assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
+    assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "each run and each preset must name its rows"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
-    assert "on different rows" in page, "for the two runs of the first preset"
+    assert "on different rows" in page, "the two runs of the first preset must be marked"
 
 
 def plot_setting(values: list[Any], scores: list[float | None] | None = None) -> Any:
     """Plot one setting with these values."""
-    reached = scores or [n / 100 for n in range(len(values))]
+    run_scores = scores or [n / 100 for n in range(len(values))]
     [plot] = plots.draw_scores_by_setting(
-        [({"lr": value}, score) for value, score in zip(values, reached, strict=True)]
+        [({"lr": value}, score) for value, score in zip(values, run_scores, strict=True)]
     )
     return plot
 
@@ -317,8 +319,8 @@ def test_setting_values_are_sorted_and_evenly_spaced(values: list[Any], labels: 
 
 def test_many_labels_are_rotated_and_do_not_overlap() -> None:
     plot = plot_setting([f"{n:02} and more" for n in range(60)])
-    turned = re.findall(r"translate\(([\d.]+) [^)]*\) rotate\(-90\)", plot.svg)
-    assert len(turned) == 20 and all(b - a > 9 for a, b in pairwise(map(float, turned)))
+    positions = re.findall(r"translate\(([\d.]+) [^)]*\) rotate\(-90\)", plot.svg)
+    assert len(positions) == 20 and all(b - a > 9 for a, b in pairwise(map(float, positions)))
 
 
 @pytest.mark.parametrize("value", ["a", None, float("nan"), 10**400, "", "$x^", "<b>&", [1], "\N{SNOWMAN}" * 30])
@@ -330,7 +332,7 @@ def test_line_connects_the_means_at_each_value() -> None:
     plot = plot_setting([1, 2, 2, 3], [0.5, 0.6, 0.8, 0.9])
     (_, first), (_, low), (_, high), (_, last) = read_points(plot)
     assert [y for _, y in read_line(plot)] == pytest.approx([first, (low + high) / 2, last], abs=0.01)
-    assert read_line(plot_setting([1, 2, 3])) == [], "a single run per value has no mean"
+    assert read_line(plot_setting([1, 2, 3])) == [], "a single run per value must have no mean"
 
 
 def test_constant_settings_and_runs_without_scores_are_not_plotted() -> None:
@@ -348,7 +350,7 @@ def test_only_the_best_of_many_runs_by_validation_are_compared(world: ReportWorl
     )
     compared = (entry for c in context["contrasts"] for entry in (c["first"], c["second"]))
     contrasted = {entry.run_record.run.id for entry in compared}
-    assert contrasted == {run.id for run in runs[2:10]}, "only runs with predictions"
+    assert contrasted == {run.id for run in runs[2:10]}, "only runs with predictions must be compared"
     assert len(context["contrasts"]) == 8 * 7 / 2
     assert len(context["colours"]) == 8 and context["plots"][0].caption.startswith("8 runs")
     runs[0].events.unlink()

@@ -39,7 +39,7 @@ sklearn = LazyModule("sklearn.metrics")
 pytestmark = [pytest.mark.torch, requires_report_packages, requires_package("sklearn")]
 
 
-def run_page(world: ReportWorld, **options: Any) -> str:
+def read_run_page(world: ReportWorld, **options: Any) -> str:
     page: Path = pages.write_run_page(world.add_predicted_run(), **options)
     return page.read_text(encoding="utf-8")
 
@@ -64,15 +64,15 @@ def test_page_shows_the_requested_predictions_of_a_split(world: ReportWorld) -> 
     older = world.add_predictions(run)
     newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
     newer.write_bytes(older.read_bytes())
-    for chosen, meant, other in ((older, older, newer), (None, newer, older)):
-        scored = chosen and load_scored_split(chosen, SPLIT, world.dataset)
+    for requested, expected, other in ((older, older, newer), (None, newer, older)):
+        scored = requested and load_scored_split(requested, SPLIT, world.dataset)
         page = pages.write_run_page(run, split=SPLIT, scored=scored)
-        assert page == meant.with_suffix(".html")
+        assert page == expected.with_suffix(".html")
         text = visible_text(page)
-        assert meant.name in text and other.name not in text
+        assert expected.name in text and other.name not in text
 
 
-def ensemble(world: ReportWorld, kind: str, **record: Any) -> Path:
+def write_ensemble(world: ReportWorld, kind: str, **record: Any) -> Path:
     """Write blended predictions with their record."""
     csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_{kind}_{SPLIT}.csv"
     csv.parent.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_ensemble_page_lists_members_and_has_no_curves(world: ReportWorld) -> No
         for name, sha in (("a", "ab"), ("b", "cd"))
     ]
     record_excluded_memes(world, 8)
-    csv = ensemble(world, "mean", members=members)
+    csv = write_ensemble(world, "mean", members=members)
     written = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset))
     assert written == csv.with_suffix(".html")
     page = written.read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def test_ensemble_page_lists_members_and_has_no_curves(world: ReportWorld) -> No
 
 
 def test_page_of_blended_ranks_omits_calibration(world: ReportWorld) -> None:
-    csv = ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
+    csv = write_ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
     page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert 'id="roc"' in page and "Average precision" in visible_text(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
@@ -136,7 +136,7 @@ def test_pillow_warnings_are_suppressed(world: ReportWorld) -> None:
     world.write_annotations([{"id": n, "img": f"img/{n}.jpg", "text": "a"} for n in (1, 2)])
     for n in (1, 2):
         Image.new("L", (10_000, 9_500), 100 * n).save(world.dataset.images / "img" / f"{n}.jpg")
-    assert "too large" not in run_page(world)
+    assert "too large" not in read_run_page(world)
 
 
 def test_text_of_memes_and_runs_is_escaped(world: ReportWorld) -> None:
@@ -147,17 +147,17 @@ def test_text_of_memes_and_runs_is_escaped(world: ReportWorld) -> None:
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
     page = pages.write_run_page(run).read_text(encoding="utf-8")
-    assert page.count("<script>") == 1, "only the script of the page"
+    assert page.count("<script>") == 1, "only the script of the page may be executable"
     assert "&lt;b&gt;" in page
     assert "\\u202e\\u009b" in page and not set(page) & set("\u202e\x9b\u2066")
     assert "&lt;script&gt;alert(&#34;1&#34;)" in page
 
 
-def test_page_without_images(world: ReportWorld) -> None:
-    page = run_page(world, images=False)
+def test_page_can_omit_images(world: ReportWorld) -> None:
+    page = read_run_page(world, images=False)
     assert "<img" not in page
     assert "images are not included" in page
-    assert "Same text" in page, "pairs with the same text are found without pictures"
+    assert "Same text" in page, "pairs with the same text must be found without pictures"
     assert "Pictures were not compared" in page and "or the same picture" not in page
 
 
@@ -167,16 +167,16 @@ def test_missing_and_damaged_images_are_marked_and_counted(world: ReportWorld) -
         image.unlink()
     for image in images[1::2]:
         image.write_bytes(b"broken")
-    page = run_page(world)
+    page = read_run_page(world)
     assert "Do not publish: contains licensed images and texts" in visible_text(page)
     assert "The picture is missing, damaged or too large" in page
     assert re.search(r"\d+ of the pictures below are missing, damaged or too large", page)
-    assert "Show all pictures" not in page.split("<script>")[0], "no picture can be shown"
+    assert "Show all pictures" not in page.split("<script>")[0], "there must be no button without a picture to show"
 
 
 def test_split_without_labels_has_a_page_without_scores(world: ReportWorld) -> None:
     world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
-    page = run_page(world)
+    page = read_run_page(world)
     assert "has no labels" in page
     assert 'id="histogram"' in page and 'id="loss"' in page
     assert 'id="roc"' not in page and "Worst mistakes" not in page
@@ -191,14 +191,14 @@ def test_labelled_user_memes_have_a_gallery_and_mistakes(world: ReportWorld) -> 
     user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
-    assert page.count('class="all"') == 1, "one button shows all pictures"
+    assert page.count('class="all"') == 1, "one button must show all pictures"
 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label: int) -> None:
     rows = [{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)]
     world.write_annotations(rows)
-    page = run_page(world)
+    page = read_run_page(world)
     assert "labels of one class only, so the AUROC is undefined" in page
     assert re.search(r"rows of test_seen\s+<cite>", page), "words must be separated by spaces"
     assert 'id="roc"' not in page and 'id="histogram"' in page
@@ -219,7 +219,7 @@ def test_page_of_published_weights_says_nothing_was_trained(world: ReportWorld) 
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
     assert 'id="training-title"' not in page and "Training time" not in page
-    assert "0.6792" in page, "the published score"
+    assert "0.6792" in page, "the published score must be shown"
 
 
 def test_page_says_that_a_run_is_in_progress(world: ReportWorld) -> None:
@@ -231,8 +231,8 @@ def test_page_says_that_a_run_is_in_progress(world: ReportWorld) -> None:
 
 def test_truncated_events_file_is_read_as_far_as_possible(world: ReportWorld) -> None:
     run = world.add_run()
-    torn = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
-    run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
+    truncated = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
+    run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + truncated)
     assert 'id="loss"' in pages.write_run_page(run).read_text(encoding="utf-8")
     run.events.unlink()
     assert "No update has been reported yet" in visible_text(pages.write_run_page(run))
@@ -316,7 +316,7 @@ def test_command_prints_the_path_of_the_page(world: ReportWorld, capsys: pytest.
     assert output.is_file()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are another matter on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes differ on Windows")
 def test_page_replaces_only_regular_files_and_link_targets(
     world: ReportWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -348,7 +348,7 @@ def test_page_compares_scores_with_published_ones(world: ReportWorld) -> None:
     assert "Not comparable" not in page
 
 
-def page_of_split(world: ReportWorld, split: str, **request: Any) -> str:
+def read_page_of_split(world: ReportWorld, split: str, **request: Any) -> str:
     """Return the page of a run that predicted the world's 32 memes as this split."""
     world.dataset.annotation_file(split).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return visible_text(
@@ -362,7 +362,7 @@ def page_of_split(world: ReportWorld, split: str, **request: Any) -> str:
 def test_published_score_names_its_split_and_is_only_compared_on_the_same_rows(
     world: ReportWorld, split: str, number: str
 ) -> None:
-    page = page_of_split(world, split)
+    page = read_page_of_split(world, split)
     rows = {"0.6857": "500", "0.6792": "1,000"}[number]
     assert re.search(rf"Published {number}( ± \S+)? on the {rows} rows of {split}\b", page)
     assert "Not comparable: this score covers 32 rows" in page
@@ -371,7 +371,7 @@ def test_published_score_names_its_split_and_is_only_compared_on_the_same_rows(
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine"])
 def test_other_splits_have_no_published_score(world: ReportWorld, split: str) -> None:
-    page = page_of_split(world, split, splits={"train": "train", "val": split, "test": split})
+    page = read_page_of_split(world, split, splits={"train": "train", "val": split, "test": split})
     assert f"The paper reports dev_seen and test_seen, not {split}." in page
     for number in ("0.6857", "0.6792", "0.5820", "0.6006"):
         assert number not in page
@@ -394,5 +394,5 @@ def test_page_reports_excluded_rows_of_scores_and_training(world: ReportWorld) -
 
 def test_page_of_a_complete_split_reports_no_excluded_rows(world: ReportWorld) -> None:
     record_excluded_memes(world, 0)
-    page = visible_text(run_page(world))
+    page = visible_text(read_run_page(world))
     assert f"Split {SPLIT}, 32 memes" in page and "These predictions cover" not in page

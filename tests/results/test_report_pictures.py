@@ -23,7 +23,7 @@ pictures = LazyModule("mmf_win.results.report.pictures")
 pytestmark = [pytest.mark.torch, requires_package("PIL", "numpy")]
 
 
-def scene(random: Random, width: int, height: int) -> Any:
+def make_picture(random: Random, width: int, height: int) -> Any:
     """Return a picture of large random patches."""
     return Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((width, height))
 
@@ -95,12 +95,12 @@ from mmf_win.results.report import pictures
 files = {n: Path(name) for n, name in enumerate(sys.argv[1:])}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 shown = [pictures.make_thumbnail(file) is not None for file in files.values()]
-alike = sorted(pictures.group_similar_pictures({**files, -1: files[0], -2: files[1]}))
-print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+similar = sorted(pictures.group_similar_pictures({**files, -1: files[0], -2: files[1]}))
+print(shown, similar, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts memory otherwise")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no getrusage")
 def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> None:
     """A JPEG can be scaled down while it is decoded; other formats cannot."""
     png, jpeg = tmp_path / "a.png", tmp_path / "a.jpg"
@@ -110,10 +110,10 @@ def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> 
     for path in (png, jpeg):
         large.save(path)
     command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(png), str(jpeg)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8")
-    *results, kibibytes = done.stdout.split()
-    assert "".join(results) == "[False,True][-2,1]", done.stderr
-    assert int(kibibytes) < 60_000, "decoded, the picture has 95 MB, and four times that in colour"
+    process = subprocess.run(command, capture_output=True, encoding="utf-8")
+    *results, kibibytes = process.stdout.split()
+    assert "".join(results) == "[False,True][-2,1]", process.stderr
+    assert int(kibibytes) < 60_000, "the picture must not be decoded at full size (95 MB, or 380 MB in colour)"
 
 
 def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_same_picture_under_two_captions_is_grouped(tmp_path: Path) -> None:
             images[10 * n + caption] = draw_meme(picture, f"caption {caption} that is long enough for two lines")
     groups = pictures.group_similar_pictures(save_images(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in groups} == {group - group % 10 for group in groups.values()}
-    assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "no other pictures are similar"
-    assert len(groups) >= 60, "most of the 80 pictures are grouped, except plain ones"
+    assert all(group == id_ - id_ % 10 for id_, group in groups.items()), "other pictures must not be grouped"
+    assert len(groups) >= 60, "most of the 80 pictures must be grouped, except plain ones"
 
 
 def test_tall_caption_does_not_prevent_grouping(tmp_path: Path) -> None:
     random, images = Random(5), {}
     for n in range(3):
-        image = scene(random, 400, 320)
+        image = make_picture(random, 400, 320)
         for version, caption in enumerate([110, 60, 20]):  # the first caption covers over a third of the picture
             images[10 * n + version] = image.copy()
             images[10 * n + version].paste("black", (0, 0, 400, caption))
@@ -141,7 +141,7 @@ def test_tall_caption_does_not_prevent_grouping(tmp_path: Path) -> None:
 
 def test_pictures_sharing_only_the_upper_part_are_not_grouped(tmp_path: Path) -> None:
     random = Random(6)
-    upper, images = scene(random, 400, 140), {id_: scene(random, 400, 300) for id_ in range(4)}
+    upper, images = make_picture(random, 400, 140), {id_: make_picture(random, 400, 300) for id_ in range(4)}
     for image in images.values():
         image.paste(upper, (0, 0))
     assert pictures.group_similar_pictures(save_images(tmp_path, images)) == {}
@@ -150,7 +150,7 @@ def test_pictures_sharing_only_the_upper_part_are_not_grouped(tmp_path: Path) ->
 def test_similarity_of_pictures_is_transitive(tmp_path: Path) -> None:
     images = {}
     for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter or a half differs
-        images[id_] = scene(Random(7), 400, 320)
+        images[id_] = make_picture(Random(7), 400, 320)
         images[id_].paste("black", (left, 0, right, 320))
     files = save_images(tmp_path, images)
     assert pictures.group_similar_pictures({1: files[1], 2: files[2]}) == {}

@@ -22,7 +22,7 @@ def test_every_curve_is_read() -> None:
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
         assert curves.get_series(name), name
     assert curves.superseded_samples == ()
-    assert read_curves([], NO_OUTCOMES).get_series("train/loss") == [], "before training began"
+    assert read_curves([], NO_OUTCOMES).get_series("train/loss") == [], "there must be no points before training begins"
 
 
 def test_samples_repeated_by_a_later_attempt_are_superseded() -> None:
@@ -84,35 +84,35 @@ def test_events_and_values_of_other_versions_are_skipped() -> None:
     assert read_curves([*events, *strange], NO_OUTCOMES) == read_curves(events, NO_OUTCOMES)
 
 
-def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
+def make_meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
     return ScoredMeme(AnnotationRow(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
 
 
 def test_same_text_with_different_labels_is_a_pair() -> None:
-    memes = [meme(1, "Love  you", 1, 0.2), meme(2, "love you", 0, 0.6), meme(3, "love you", 1, 0.9)]
+    memes = [make_meme(1, "Love  you", 1, 0.2), make_meme(2, "love you", 0, 0.6), make_meme(3, "love you", 1, 0.9)]
     pairs = [
         (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2)) for p in find_confounder_pairs(memes, {})
     ]
-    assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the worst prediction comes first"
+    assert pairs == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the worst prediction must come first"
 
 
 def test_same_picture_with_different_labels_is_a_pair() -> None:
-    memes = [meme(1, "a", 1, 0.2), meme(2, "b", 0, 0.6), meme(3, "c", 1, 0.9)]
+    memes = [make_meme(1, "a", 1, 0.2), make_meme(2, "b", 0, 0.6), make_meme(3, "c", 1, 0.9)]
     [pair] = find_confounder_pairs(memes, {1: 1, 2: 1})
     assert (pair.hateful.row.id, pair.benign.row.id, pair.shared) == (1, 2, "picture")
 
 
 def test_text_shared_by_many_memes_makes_no_pairs() -> None:
-    memes = [meme(n, "when you", n % 2, 0.5) for n in range(10_000)]
+    memes = [make_meme(n, "when you", n % 2, 0.5) for n in range(10_000)]
     assert find_confounder_pairs(memes, {m.row.id: 1 for m in memes}) == []
 
 
 def test_empty_texts_make_no_pairs() -> None:
-    assert find_confounder_pairs([meme(1, " ", 1, 0.2), meme(2, "", 0, 0.6)], {}) == []
+    assert find_confounder_pairs([make_meme(1, " ", 1, 0.2), make_meme(2, "", 0, 0.6)], {}) == []
 
 
 def test_worst_errors_are_the_most_confident_ones() -> None:
-    memes = [meme(1, "", 0, 0.6), meme(2, "", 0, 0.9), meme(3, "", 0, 0.1), meme(4, "", 1, 0.2)]
+    memes = [make_meme(1, "", 0, 0.6), make_meme(2, "", 0, 0.9), make_meme(3, "", 0, 0.1), make_meme(4, "", 1, 0.2)]
     assert [m.row.id for m in find_worst_errors(memes, 0, 10)] == [2, 1]
     assert [m.row.id for m in find_worst_errors(memes, 0, 1)] == [2]
     assert [m.row.id for m in find_worst_errors(memes, 1, 10)] == [4]

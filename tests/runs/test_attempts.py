@@ -35,12 +35,12 @@ STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "work
 @pytest.mark.parametrize(
     ("batch", "failed", "rows"), [(32, 32, 16), (31, 31, 16), (31, 23, 8), (12, 3, 2), (7, 7, 4), (32, 1, None)]
 )
-def test_next_attempt_splits_batch_into_twice_as_many_parts(batch: int, failed: int, rows: int | None) -> None:
+def test_next_attempt_splits_batch_into_twice_as_many_micro_batches(batch: int, failed: int, rows: int | None) -> None:
     assert smaller_micro_batch(batch, failed) == rows
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 30, 31, 480])
-def test_largest_part_shrinks_by_at_least_a_quarter_down_to_one_row(batch: int) -> None:
+def test_largest_micro_batch_shrinks_by_at_least_a_quarter_down_to_one_row(batch: int) -> None:
     for first in range(1, batch + 1):
         failed = first
         while (rows := smaller_micro_batch(batch, failed)) is not None:
@@ -51,13 +51,13 @@ def test_largest_part_shrinks_by_at_least_a_quarter_down_to_one_row(batch: int) 
 
 
 def make_request(**values: Any) -> AttemptRequest:
-    of_training = {name: values.pop(name) for name in ("micro_batch", "only_weights") if name in values}
-    task = TrainTask(**of_training)
+    task_options = {name: values.pop(name) for name in ("micro_batch", "only_weights") if name in values}
+    task = TrainTask(**task_options)
     return AttemptRequest(**{"task": task, "model": "mmbt", "mmf_root": "mmf", **values})
 
 
 @pytest.mark.parametrize(
-    ("end", "failed", "less"),
+    ("outcome", "failed", "reduction"),
     [
         (AttemptOutcome("cuda_oom"), make_request(eval_batch=8), ("micro_batch", 32, 16)),
         (AttemptOutcome("cuda_oom", during_validation=True), make_request(), ("eval_batch", 32, 16)),
@@ -70,24 +70,24 @@ def make_request(**values: Any) -> AttemptRequest:
     ],
 )
 def test_reduced_limit_depends_on_the_outcome(
-    end: AttemptOutcome, failed: AttemptRequest, less: tuple[str, int, int] | None
+    outcome: AttemptOutcome, failed: AttemptRequest, reduction: tuple[str, int, int] | None
 ) -> None:
     started = STARTED
     if not failed.is_training:
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
-    assert choose_reduction(failed, end, started) == less
-    assert choose_reduction(failed, end, None) is None, "without a start event, not even the model fitted"
+    assert choose_reduction(failed, outcome, started) == reduction
+    assert choose_reduction(failed, outcome, None) is None, "without a start event, there is nothing to reduce"
 
 
 def test_workers_are_halved_down_to_zero() -> None:
     tried = [4]
-    while less := choose_reduction(make_request(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
-        tried.append(less[2])
+    while reduction := choose_reduction(make_request(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
+        tried.append(reduction[2])
     assert tried == [4, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("name", "group", "key", "chosen", "holds"),
+    ("name", "group", "key", "user_value", "expected"),
     [
         ("workers", "training", "num_workers", 4, 2),
         ("eval_batch", "evaluation", "use_cpu", False, True),
@@ -95,12 +95,12 @@ def test_workers_are_halved_down_to_zero() -> None:
     ],
 )
 def test_settings_of_next_attempt_override_user_settings(
-    tmp_path: Path, name: str, group: str, key: str, chosen: object, holds: object
+    tmp_path: Path, name: str, group: str, key: str, user_value: object, expected: object
 ) -> None:
     mmf = write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # has evaluation.use_cpu
-    failed = make_request(mmf_root=str(mmf), settings={group: {key: chosen, "other": 1}})
+    failed = make_request(mmf_root=str(mmf), settings={group: {key: user_value, "other": 1}})
     settings = next_attempt(failed, name, 2, STARTED, None).settings
-    assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
+    assert settings[group] == {key: expected, "other": 1} | ({"seed": 7} if group == "training" else {})
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ class Attempts:
         batch: Rows of an update.
     """
 
-    def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
-        self.run, self.fits, self.ends = run, fits, {"kind": "cuda_oom", **ends}
+    def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **outcome_fields: Any) -> None:
+        self.run, self.fits, self.outcome_fields = run, fits, {"kind": "cuda_oom", **outcome_fields}
         self.requests: list[AttemptRequest] = []
         self.saves: list[bool] = []
         self.batch = 32
@@ -134,7 +134,7 @@ class Attempts:
         if dict(enumerate(self.saves, start=1)).get(len(self.requests)):
             write_checkpoint(self.run.checkpoints / "current.ckpt", len(self.requests))
             request.write_event("checkpoint", update=len(self.requests))
-        return AttemptOutcome("ok") if self.fits(request) else AttemptOutcome(**self.ends)
+        return AttemptOutcome("ok") if self.fits(request) else AttemptOutcome(**self.outcome_fields)
 
     @property
     def rows(self) -> list[int | None]:
@@ -154,9 +154,9 @@ def test_micro_batch_is_reduced_until_it_fits(run: Run, caplog: pytest.LogCaptur
     attempts = Attempts(run, lambda request: request.train_task.micro_batch == 8)
     run_with_retries(run, make_request(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
-    assert {request.eval_batch for request in attempts.requests} == {4}, "the reduced evaluation batch is kept"
+    assert {request.eval_batch for request in attempts.requests} == {4}, "the evaluation batch must not change"
     assert attempts.checkpoints == [None, None, None]
-    assert attempts.seeds == [None, 7, 7], "later attempts use the seed of the first"
+    assert attempts.seeds == [None, 7, 7], "later attempts must use the seed of the first"
     failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
     assert [event["next"] for event in failed] == [{"micro_batch": 16}, {"micro_batch": 8}]
     first, origin, second, _ = caplog.messages
@@ -167,16 +167,16 @@ def test_micro_batch_is_reduced_until_it_fits(run: Run, caplog: pytest.LogCaptur
 def test_next_attempt_resumes_from_checkpoint_of_failed_attempt(run: Run) -> None:
     attempts = Attempts(run, lambda request: request.train_task.micro_batch == 16)
     attempts.saves = [True]
-    started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
-    first = make_request(settings=started, only_weights=True, trust=True)
-    run_with_retries(run, replace(first, checkpoint="old.ckpt"), attempts)
-    last = attempts.requests[-1]
-    assert last.checkpoint == str(run.checkpoints / "current.ckpt")
-    assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
-    assert not last.train_task.only_weights
-    assert last.settings["a"] == {"b": "c"}
-    assert "reset" not in last.settings["checkpoint"], "reset options apply only to the first attempt"
-    assert last.settings["checkpoint"]["resume_zoo"] is None
+    settings = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
+    first_request = make_request(settings=settings, only_weights=True, trust=True)
+    run_with_retries(run, replace(first_request, checkpoint="old.ckpt"), attempts)
+    last_request = attempts.requests[-1]
+    assert last_request.checkpoint == str(run.checkpoints / "current.ckpt")
+    assert last_request.settings["checkpoint"]["resume_file"] == last_request.checkpoint
+    assert not last_request.train_task.only_weights
+    assert last_request.settings["a"] == {"b": "c"}
+    assert "reset" not in last_request.settings["checkpoint"], "reset options must apply only to the first attempt"
+    assert last_request.settings["checkpoint"]["resume_zoo"] is None
 
 
 def test_next_attempt_starts_where_failed_attempt_without_save_started(run: Run) -> None:
@@ -235,34 +235,39 @@ def test_waiting_for_memory_of_fake_gpu_has_a_timeout(run: Run, monkeypatch: pyt
 
 def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl+C, a worker without progress is killed, but not one that is writing a large file."""
-    training = make_request(attempt_dir=str(run.create_attempt().path))
+    attempt_request = make_request(attempt_dir=str(run.create_attempt().path))
     progress: list[bool] = []
 
     def run_child(_command: object, *, poll_progress: Callable[[], bool], **_options: object) -> ChildExit:
         for kind in (None, "saving", None, None, "checkpoint", None):
             if kind is not None:
-                training.write_event(kind, update=1)
+                attempt_request.write_event(kind, update=1)
             progress.append(poll_progress())
         return ChildExit(exit_code=0, stop_requested=True, killed=False)
 
     monkeypatch.setattr(attempts_module, "prepare_worker", lambda _attempt, _plan: ([], {}))
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
-    places = MmfPaths(run.path, run.path, run.path)
-    of_run = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
-    plan = Plan(RunJob(of_run, CommandOptions(), places), of_run, training, {})
-    attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
+    mmf_paths = MmfPaths(run.path, run.path, run.path)
+    run_request = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
+    plan = Plan(RunJob(run_request, CommandOptions(), mmf_paths), run_request, attempt_request, {})
+    attempts_module.run_worker(run, attempt_request, plan, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
 
 
 def test_failed_preparation_of_worker_keeps_state_of_run(run: Run) -> None:
     def prepare() -> None:
-        training = make_request(attempt_dir=str(run.create_attempt().path))
-        plan = Plan(RunJob(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {})
-        attempts_module.prepare_worker(training, plan)
+        attempt_request = make_request(attempt_dir=str(run.create_attempt().path))
+        plan = Plan(
+            RunJob(run_request, CommandOptions(), MmfPaths(run.path, run.path, run.path)),
+            run_request,
+            attempt_request,
+            {},
+        )
+        attempts_module.prepare_worker(attempt_request, plan)
 
-    of_run = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
+    run_request = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
     prepare()
     AttemptOutcome("ok").save(run.attempt(1).outcome_file)
     run.checkpoints.rmdir()
@@ -281,23 +286,23 @@ def test_fake_gpu_that_disappears_is_not_waited_for(run: Run, monkeypatch: pytes
 
 
 def test_ctrl_c_between_attempts_hints_at_resume(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pressed(_before: list[int]) -> None:
+    def raise_interrupt(_before: list[int]) -> None:
         raise KeyboardInterrupt
 
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
-    monkeypatch.setattr(attempts_module, "_wait_for_gpu_memory", pressed)
+    monkeypatch.setattr(attempts_module, "_wait_for_gpu_memory", raise_interrupt)
     with pytest.raises(StoppedByUserError) as caught:
         run_with_retries(run, make_request(), Attempts(run, lambda request: False))
     assert "--resume last" in str(caught.value.hint)
 
 
 def make_training_events(fit: str, rows: int) -> list[Event]:
-    """Return the events of a training with a micro-batch of `rows` out of 16 rows."""
-    began = {"fit": fit, "micro_batch": rows, "batch": 16, "searching": False}
-    return [{"kind": "train_started", **began}, {"kind": "train"}]
+    """Return the events of a run with a micro-batch of `rows` out of 16 rows."""
+    start = {"fit": fit, "micro_batch": rows, "batch": 16, "searching": False}
+    return [{"kind": "train_started", **start}, {"kind": "train"}]
 
 
-def test_fitting_micro_batch_is_stored_until_whole_batch_fits(mmfw_home: Path, mmfw: MmfwRunner) -> None:
+def test_fitting_micro_batch_is_stored_until_the_full_batch_fits(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     assert micro_batch_store.load_micro_batches() == {}
     micro_batch_store.save_micro_batch(make_training_events("mmbt on a GPU", 8))
     micro_batch_store.save_micro_batch(make_training_events("vilbert on a GPU", 4))

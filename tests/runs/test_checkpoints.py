@@ -18,6 +18,7 @@ from tests.worlds.torch_files import write_checkpoint
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
+    """Return a run without files."""
     return Run(tmp_path / "mmbt" / "2026-01-01T00-00-00")
 
 
@@ -36,8 +37,8 @@ def test_truncated_last_checkpoint_falls_back_to_newest_intact_one(run: Run, cap
     write_checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
     newest = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
     assert checkpoints.select_checkpoint(run, "last").path == newest
-    [note] = caplog.messages
-    assert str(broken) in note and newest.name in note
+    [warning] = caplog.messages
+    assert str(broken) in warning and newest.name in warning
 
 
 def test_superseded_checkpoint_is_never_the_last_one(run: Run) -> None:
@@ -51,7 +52,7 @@ def test_superseded_checkpoint_is_never_the_last_one(run: Run) -> None:
     kept = run.checkpoints / "models" / "model_100_aside_1.ckpt"
     assert kept.samefile(old)
     checkpoints.preserve_last_checkpoint(run, best)
-    assert [*kept.parent.iterdir()] == [kept], "repeated calls keep a single copy"
+    assert [*kept.parent.iterdir()] == [kept], "repeated calls must keep a single copy"
     log.write("train_started", update=20)  # the attempt was killed before it saved
     assert checkpoints.select_checkpoint(run, "last").path == best
     log.write("checkpoint", update=30)
@@ -80,15 +81,15 @@ def test_foreign_checkpoint_is_skipped_but_unrecorded_one_of_the_run_is_used(
         best,
         current,
     )
-    assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None, None]
+    assert [checkpoint.problem for checkpoint in checkpoints.list_checkpoints(run)] == [None, None]
 
     write_checkpoint(current, 30)  # the worker was killed afterwards
     assert checkpoints.select_checkpoint(run, "last").path == current
     write_checkpoint(best, 20, epoch=7)
     assert checkpoints.select_checkpoint(run, "best").path == current
-    [note] = caplog.messages
-    assert f"{best}: intact, but not written by this run" in note and "current.ckpt instead" in note
-    assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == ["best.ckpt"]
+    [warning] = caplog.messages
+    assert f"{best}: intact, but not written by this run" in warning and "current.ckpt instead" in warning
+    assert [checkpoint.name for checkpoint in checkpoints.list_checkpoints(run) if checkpoint.problem] == ["best.ckpt"]
     with pytest.raises(CheckpointError, match=r"best\.ckpt: intact, but not written") as refused:
         checkpoints.require_no_foreign_best(run)
     assert refused.value.hint == "move the file away; the next validation saves a new one"
@@ -98,37 +99,37 @@ def test_foreign_checkpoint_is_skipped_but_unrecorded_one_of_the_run_is_used(
 
 
 @pytest.mark.parametrize(
-    "saved_in",
+    "save_dir",
     ["/home/x/save/mmbt/2026-01-01T00-00-00/checkpoints", "D:\\save\\mmbt\\2026-01-01T00-00-00\\checkpoints"],
 )
 def test_run_copied_during_training_uses_only_its_own_checkpoints(
-    run: Run, saved_in: str, caplog: pytest.LogCaptureFixture
+    run: Run, save_dir: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = EventLog(run.events, "1")
-    first = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10, save_dir=saved_in)
+    first = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10, save_dir=save_dir)
     log.write("saving", update=10)
     log.write("checkpoint", update=10, sha256=sha256(first.read_bytes()).hexdigest(), best=True)
     # The copy of the record ends here; the copies of the checkpoints were made later.
-    best = write_checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=saved_in)
-    current = write_checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=saved_in)
+    best = write_checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=save_dir)
+    current = write_checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=save_dir)
     assert (
         checkpoints.select_checkpoint(run, "last").path == current
         and checkpoints.select_checkpoint(run, "best").path == best
     )
     checkpoints.require_no_foreign_best(run)
     assert checkpoints.can_resume(run)
-    assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None] * 3
-    lacks = "intact at update {}, but missing from the events of the run"
-    assert set(caplog.messages) == {f"{current}: {lacks.format(30)}", f"{best}: {lacks.format(20)}"}
+    assert [checkpoint.problem for checkpoint in checkpoints.list_checkpoints(run)] == [None] * 3
+    message_format = "intact at update {}, but missing from the events of the run"
+    assert set(caplog.messages) == {f"{current}: {message_format.format(30)}", f"{best}: {message_format.format(20)}"}
 
-    resumed = write_checkpoint(current, 40, save_dir=saved_in)
+    resumed = write_checkpoint(current, 40, save_dir=save_dir)
     log.write("checkpoint", update=40, sha256=sha256(resumed.read_bytes()).hexdigest())
-    assert checkpoints.select_checkpoint(run, "best").path == best, "events after the gap do not change the choice"
+    assert checkpoints.select_checkpoint(run, "best").path == best, "events after the gap must not change the choice"
 
-    other = saved_in.replace("T00-00-00", "T00-00-01")
-    write_checkpoint(best, 50, save_dir=other)
-    write_checkpoint(first, 10, epoch=7, save_dir=saved_in)  # the record has another hash
-    assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == [
+    other_dir = save_dir.replace("T00-00-00", "T00-00-01")
+    write_checkpoint(best, 50, save_dir=other_dir)
+    write_checkpoint(first, 10, epoch=7, save_dir=save_dir)  # the record has another hash
+    assert [checkpoint.name for checkpoint in checkpoints.list_checkpoints(run) if checkpoint.problem] == [
         "best.ckpt",
         "models/model_10.ckpt",
     ]

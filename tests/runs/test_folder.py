@@ -15,17 +15,17 @@ ROUNDS = 10
 STAMP = "2026-01-01T00-00-00"
 
 
-def predict_fake(folder: Path) -> list[str]:
-    """Reserve the names of predictions within one second, every other time while the others hold theirs."""
+def reserve_prediction_names(folder: Path) -> list[str]:
+    """Reserve names of predictions within one second; in every other round, all processes hold theirs at once."""
     paths.timestamp = lambda when=None: STAMP
     run = Run(folder)
     names = []
-    for turn in range(ROUNDS):
+    for round_number in range(ROUNDS):
         concurrent_processes.wait_at_barrier()
         attempt = run.create_attempt()
         attempt.request_file.write_text("{}", encoding="utf-8")
         with run.reserve_prediction_file("test_seen") as csv:
-            if turn % 2:
+            if round_number % 2:
                 concurrent_processes.wait_at_barrier()
             assert not csv.exists()
             csv.write_text(attempt.path.name, encoding="utf-8")
@@ -33,7 +33,7 @@ def predict_fake(folder: Path) -> list[str]:
     return names
 
 
-def begin_fake(folder: Path) -> list[str]:
+def create_run_folders(folder: Path) -> list[str]:
     """Create run folders within one second."""
     paths.timestamp = lambda when=None: STAMP
     names = []
@@ -44,18 +44,18 @@ def begin_fake(folder: Path) -> list[str]:
 
 
 def test_concurrent_predictions_get_different_names(user_dir: Path) -> None:
-    names = concurrent_processes.run_concurrently(predict_fake, user_dir)
+    names = concurrent_processes.run_concurrently(reserve_prediction_names, user_dir)
     assert len(set(names)) == len(names) == 2 * ROUNDS * concurrent_processes.PROCESS_COUNT
     run = Run(user_dir)
     csvs = sorted(path for path in run.reports.iterdir())
     assert [path.suffix for path in csvs] == [".csv"] * ROUNDS * concurrent_processes.PROCESS_COUNT, (
-        "no other files are left"
+        "no other files may be left"
     )
     assert len({path.read_text(encoding="utf-8") for path in csvs}) == len(csvs)
 
 
 def test_concurrent_run_folders_get_different_names(user_dir: Path) -> None:
-    names = concurrent_processes.run_concurrently(begin_fake, user_dir)
+    names = concurrent_processes.run_concurrently(create_run_folders, user_dir)
     assert len(set(names)) == len(names) == ROUNDS * concurrent_processes.PROCESS_COUNT
 
 

@@ -1,3 +1,5 @@
+"""Listing, selection and state of runs."""
+
 import errno
 import json
 import sys
@@ -21,31 +23,31 @@ from tests.worlds.tools import MmfwRunner
 from tests.worlds.torch_files import write_checkpoint
 
 
-def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
+def make_run(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
     run.save_request(RunRequest(preset=preset, model="mmbt", splits=RUN_SPLITS, data_dir="data", created=1_000_000.0))
     return run
 
 
-def events(run: Run, *entries: dict[str, object]) -> None:
+def write_events(run: Run, *entries: dict[str, object]) -> None:
     log = EventLog(run.events, "1")
     for entry in entries:
         log.write(**entry)  # type: ignore[arg-type]
 
 
 def test_runs_are_listed_newest_first_regardless_of_name(tmp_path: Path) -> None:
-    make(tmp_path, "a/2026-01-02T00-00-00")
-    make(tmp_path, "b/2026-01-03T00-00-00")
-    make(tmp_path, "c/2026-01-01T00-00-00")
+    make_run(tmp_path, "a/2026-01-02T00-00-00")
+    make_run(tmp_path, "b/2026-01-03T00-00-00")
+    make_run(tmp_path, "c/2026-01-01T00-00-00")
     (tmp_path / "d" / "no run").mkdir(parents=True)
     assert [run.path.parent.name for run in lookup.list_runs(tmp_path)] == ["b", "a", "c"]
 
 
 def test_run_is_found_by_name_id_or_time_and_defaults_to_newest(tmp_path: Path) -> None:
-    make(tmp_path, "a/2026-01-01T00-00-00")
-    newest_of_a = make(tmp_path, "a/2026-01-02T00-00-00")
-    newest = make(tmp_path, "b/2026-01-03T00-00-00")
+    make_run(tmp_path, "a/2026-01-01T00-00-00")
+    newest_of_a = make_run(tmp_path, "a/2026-01-02T00-00-00")
+    newest = make_run(tmp_path, "b/2026-01-03T00-00-00")
     for spec in ("a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"):
         assert lookup.find_run(tmp_path, spec) == newest_of_a
     assert lookup.find_run(tmp_path, None) == newest
@@ -53,16 +55,16 @@ def test_run_is_found_by_name_id_or_time_and_defaults_to_newest(tmp_path: Path) 
 
 
 def test_times_of_run_are_iso_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    events(run, {"kind": "run_started", "t": 1e9})
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
+    write_events(run, {"kind": "run_started", "t": 1e9})
     print_json(history.describe_run(history.RunRecord.read(run)))
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["started"] == "1970-01-12T13:46:40+00:00"
-    assert shown["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
+    description = json.loads(capsys.readouterr().out)
+    assert description["started"] == "1970-01-12T13:46:40+00:00"
+    assert description["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
 
 
 def test_run_is_found_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make(tmp_path, "Память/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "Память/2026-01-01T00-00-00")
     assert lookup.find_run(tmp_path / "elsewhere", str(run.path)) == run
     run.reports.mkdir()
     monkeypatch.chdir(run.reports)
@@ -71,18 +73,18 @@ def test_run_is_found_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock to patch")
 def test_run_on_fake_disk_without_locks_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(code: int) -> None:
+    def make_flock_fail(code: int) -> None:
         def flock(*_: object) -> NoReturn:
             raise OSError(code, "refused")
 
         monkeypatch.setattr("fcntl.flock", flock)
 
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     run.training_lock_file.touch()
     AttemptOutcome("ok").save(run.outcome_file)
-    refuses(errno.ENOLCK)
+    make_flock_fail(errno.ENOLCK)
     assert history.run_state(run) == "done"
-    refuses(errno.EIO)
+    make_flock_fail(errno.EIO)
     with pytest.raises(OSError, match="refused"):
         history.run_state(run)
 
@@ -91,10 +93,10 @@ def test_run_on_fake_disk_without_locks_is_readable(tmp_path: Path, monkeypatch:
 def test_newest_usable_run_is_used_and_skipped_runs_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spec: str | None
 ) -> None:
-    make(tmp_path, "a/2026-01-01T00-00-00")
-    usable = make(tmp_path, "a/2026-01-02T00-00-00")
-    empty = make(tmp_path, "a/2026-01-03T00-00-00")
-    broken = make(tmp_path, "a/2026-01-04T00-00-00")
+    make_run(tmp_path, "a/2026-01-01T00-00-00")
+    usable = make_run(tmp_path, "a/2026-01-02T00-00-00")
+    empty = make_run(tmp_path, "a/2026-01-03T00-00-00")
+    broken = make_run(tmp_path, "a/2026-01-04T00-00-00")
     write_checkpoint(usable.checkpoints / "best.ckpt", 4)
     broken.request_file.write_text("[", encoding="utf-8")
 
@@ -110,8 +112,8 @@ def test_newest_usable_run_is_used_and_skipped_runs_are_logged(
 
 
 def test_run_with_unreadable_files_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    usable = make(tmp_path, "a/2026-01-01T00-00-00")
-    unreadable = make(tmp_path, "a/2026-01-02T00-00-00")
+    usable = make_run(tmp_path, "a/2026-01-01T00-00-00")
+    unreadable = make_run(tmp_path, "a/2026-01-02T00-00-00")
 
     def use(run: Run) -> Run:
         if run == unreadable:
@@ -124,7 +126,7 @@ def test_run_with_unreadable_files_is_skipped(tmp_path: Path, caplog: pytest.Log
 
 def test_error_without_usable_run_is_that_of_newest_run(tmp_path: Path) -> None:
     for second in range(3):
-        make(tmp_path, f"a/2026-01-01T00-00-0{second}")
+        make_run(tmp_path, f"a/2026-01-01T00-00-0{second}")
 
     def use(run: Run) -> Run:
         raise DataError(f"{run.id} is damaged")
@@ -142,8 +144,8 @@ def test_missing_run_is_an_error_with_hint(tmp_path: Path) -> None:
 
 
 def test_summary_has_progress_and_score(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    events(
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
+    write_events(
         run,
         {"kind": "run_started"},
         {"kind": "train_started", "update": 0, "max_updates": 30},
@@ -158,10 +160,10 @@ def test_summary_has_progress_and_score(tmp_path: Path) -> None:
 
 
 def test_annotations_changed_since_training_are_reported(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
-    events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
-    events(run, {"kind": "val", "update": 1, "metrics": {}, "data": {**data, "split": "dev"}})
+    write_events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
+    write_events(run, {"kind": "val", "update": 1, "metrics": {}, "data": {**data, "split": "dev"}})
     assert history.find_changed_splits(run, {"train": data, "val": data}) == []
     assert history.find_changed_splits(run, {"train": data, "val": {**data, "sha256": "2"}}) == ["dev"]
     assert history.find_changed_splits(run, {"train": {"sha256": "2"}}) == ["train"]
@@ -172,14 +174,14 @@ def test_annotations_changed_since_training_are_reported(tmp_path: Path) -> None
     [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom"), (None, "killed")],
 )
 def test_state_of_unlocked_run_comes_from_its_outcome(tmp_path: Path, outcome: OutcomeKind | None, state: str) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     if outcome is not None:
         AttemptOutcome(outcome).save(run.outcome_file)
     assert history.RunRecord.read(run).summary.state == state
 
 
 def test_outcome_of_run_is_that_of_last_training_attempt(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     AttemptOutcome("nan").save(run.path / "exit.json")  # like an earlier version, whose requests have no kind
     run.attempt(1).path.mkdir(parents=True)
     write_json(run.attempt(1).request_file, {"action": "train"})
@@ -197,24 +199,24 @@ def test_outcome_of_run_is_that_of_last_training_attempt(tmp_path: Path) -> None
     assert [record.attempt_outcome(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"{", b'{"kind": 5}', b"\x00\xff"])
-def test_damaged_attempt_request_does_not_change_outcome_of_run(tmp_path: Path, damaged: bytes) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+@pytest.mark.parametrize("content", [b"", b"{", b'{"kind": 5}', b"\x00\xff"])
+def test_damaged_attempt_request_does_not_change_outcome_of_run(tmp_path: Path, content: bytes) -> None:
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     states = []
     for number, (task, outcome) in enumerate([(TrainTask(), "nan"), (PredictTask("test.jsonl"), "ok")], 1):
-        files = run.attempt(number)
-        files.path.mkdir(parents=True)
+        attempt = run.attempt(number)
+        attempt.path.mkdir(parents=True)
         if isinstance(task, PredictTask):
-            files.raw_predictions.mkdir()
-        files.request_file.write_bytes(damaged)
-        AttemptOutcome(outcome).save(files.outcome_file)  # type: ignore[arg-type]
+            attempt.raw_predictions.mkdir()
+        attempt.request_file.write_bytes(content)
+        AttemptOutcome(outcome).save(attempt.outcome_file)  # type: ignore[arg-type]
         states.append(history.run_state(run))
     assert states == ["failed: nan", "failed: nan"]
 
 
 def test_legacy_outcome_file_takes_precedence(tmp_path: Path) -> None:
     """The attempts are not read, and may be missing or damaged."""
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
     run.attempt(1).outcome_file.write_text("{", encoding="utf-8")
@@ -223,7 +225,7 @@ def test_legacy_outcome_file_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_damaged_outcome_is_an_error_and_run_counts_as_killed_without_it(tmp_path: Path, mmfw: MmfwRunner) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     run.outcome_file.write_text('{"outcome": 3}', encoding="utf-8")
     mmfw("runs", "show", str(run.path), code=3)
     assert f"error: {run.outcome_file}: " in mmfw.err and "$.outcome" in mmfw.err
@@ -233,7 +235,7 @@ def test_damaged_outcome_is_an_error_and_run_counts_as_killed_without_it(tmp_pat
 
 
 def test_only_numeric_names_are_attempts(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
     AttemptOutcome("interrupted").save(run.attempt(1).outcome_file)
@@ -246,7 +248,7 @@ def test_only_numeric_names_are_attempts(tmp_path: Path) -> None:
 def test_duration_includes_attempts_that_failed_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
     request = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
     times = iter((1_000.0, 1_005.0))
@@ -259,7 +261,7 @@ def test_duration_includes_attempts_that_failed_before_training(
 
 
 def test_invalid_events_do_not_break_the_list(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run = make_run(tmp_path, "a/2026-01-01T00-00-00")
     lines = [
         '{"kind": "run_started", "attempt": "1"}',
         '{"t": 5, "kind": "val", "attempt": "1", "metrics": null}',
@@ -273,8 +275,8 @@ def test_invalid_events_do_not_break_the_list(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 def test_parent_of_symbolic_link_is_resolved(tmp_path: Path) -> None:
-    near = make(tmp_path, "near/2026-01-01T00-00-00")
-    far = make(tmp_path, "far/2026-01-01T00-00-00")
+    near = make_run(tmp_path, "near/2026-01-01T00-00-00")
+    far = make_run(tmp_path, "far/2026-01-01T00-00-00")
     (near.path.parent / "in").symlink_to(far.path)
-    wanted = near.path.parent / "in" / ".." / near.path.name
-    assert lookup.find_run(tmp_path, str(wanted)) == far
+    path = near.path.parent / "in" / ".." / near.path.name
+    assert lookup.find_run(tmp_path, str(path)) == far

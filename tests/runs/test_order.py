@@ -23,7 +23,7 @@ OCTOBER_25 = 1_792_886_400.0
 HOUR = 3600.0
 
 
-def make(save: Path, run_id: str, created: float) -> Run:
+def make_run(save: Path, run_id: str, created: float) -> Run:
     """Create a run in a folder with any name."""
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
@@ -41,7 +41,7 @@ def remove_creation_time(run: Run, modified: float, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("older_name", "newer_name"),
     [
         pytest.param("a/2026-10-25T09-00-00", "a/2026-10-25T00-00-00", id="Tokyo and UTC"),
         pytest.param("a/2026-10-25T02-30-00", "a/2026-10-25T02-00-00", id="the repeated hour"),
@@ -49,13 +49,13 @@ def remove_creation_time(run: Run, modified: float, **changes: object) -> None:
         pytest.param("a/2099-01-01T00-00-00", "b/2026-10-25T02-00-00", id="copied under another name"),
     ],
 )
-def test_run_created_last_is_newest(tmp_path: Path, mmfw: MmfwRunner, first: str, then: str) -> None:
-    older, newer = make(tmp_path, first, OCTOBER_25), make(tmp_path, then, OCTOBER_25 + HOUR / 2)
+def test_run_created_last_is_newest(tmp_path: Path, mmfw: MmfwRunner, older_name: str, newer_name: str) -> None:
+    older, newer = make_run(tmp_path, older_name, OCTOBER_25), make_run(tmp_path, newer_name, OCTOBER_25 + HOUR / 2)
     assert lookup.list_runs(tmp_path) == [newer, older]
     assert lookup.find_run(tmp_path, None) == newer
-    assert [each.id for each in history.summarize_runs(tmp_path)] == [newer.id, older.id]
-    assert [each.id for each in history.summarize_runs(tmp_path, limit=1)] == [newer.id]
-    if first[:2] == then[:2]:
+    assert [summary.id for summary in history.summarize_runs(tmp_path)] == [newer.id, older.id]
+    assert [summary.id for summary in history.summarize_runs(tmp_path, limit=1)] == [newer.id]
+    if older_name[:2] == newer_name[:2]:
         assert lookup.find_run(tmp_path, "a") == newer
 
 
@@ -77,12 +77,14 @@ def test_runs_in_two_time_zones_are_ordered_by_creation(tmp_path: Path, monkeypa
     assert lookup.list_runs(tmp_path) == runs[::-1]
 
 
-@pytest.mark.parametrize("created", [{}, *({"created": bad} for bad in ("yesterday", -1, 1e300, 10**400))])
+@pytest.mark.parametrize(
+    "created", [{}, *({"created": time_value} for time_value in ("yesterday", -1, 1e300, 10**400))]
+)
 def test_invalid_creation_time_falls_back_to_modification_time_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, created: dict[str, object]
 ) -> None:
-    oldest, newest = make(tmp_path, "a/1", OCTOBER_25), make(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
-    between = make(tmp_path, "a/3", 0.0)
+    oldest, newest = make_run(tmp_path, "a/1", OCTOBER_25), make_run(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
+    between = make_run(tmp_path, "a/3", 0.0)
     remove_creation_time(between, OCTOBER_25 + HOUR, **created)
     assert lookup.list_runs(tmp_path) == [newest, between, oldest]
     assert lookup.find_first_usable_run(tmp_path, "a/3", lambda run: run) == between
@@ -92,16 +94,16 @@ def test_invalid_creation_time_falls_back_to_modification_time_with_warning(
 
 
 def test_creation_time_in_the_future_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make(tmp_path, "a/now", time.time())
-    ahead = make(tmp_path, "a/ahead", time.time() + HOUR)
-    assert lookup.find_run(tmp_path, None) == ahead
-    assert f"run {ahead.id} was created in the future" in caplog.text
+    make_run(tmp_path, "a/now", time.time())
+    future_run = make_run(tmp_path, "a/ahead", time.time() + HOUR)
+    assert lookup.find_run(tmp_path, None) == future_run
+    assert f"run {future_run.id} was created in the future" in caplog.text
     caplog.clear()
     assert lookup.find_run(tmp_path, "a/now") and not caplog.text
 
 
 def test_newest_prediction_is_the_one_created_last(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/1", OCTOBER_25)
+    run = make_run(tmp_path, "a/1", OCTOBER_25)
     run.reports.mkdir()
     for stamp, created in (("2026-10-25T02-30-00", 0.0), ("2026-10-25T02-00-00", HOUR / 2)):
         csv = run.reports / f"hateful_memes_a_test_seen_{stamp}.csv"
@@ -114,21 +116,21 @@ def test_newest_prediction_is_the_one_created_last(tmp_path: Path) -> None:
 
 
 def test_invalid_request_files_do_not_hide_other_runs(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/1", time.time())
+    intact_run = make_run(tmp_path, "a/1", time.time())
     for number, content in enumerate(('["x"]', '"x"', "[" * 100_000, "")):
-        broken = make(tmp_path, f"b/{number}", 0.0)
-        broken.request_file.write_text(content, encoding="utf-8")
-        os.utime(broken.request_file, (0, 0))
+        damaged_run = make_run(tmp_path, f"b/{number}", 0.0)
+        damaged_run.request_file.write_text(content, encoding="utf-8")
+        os.utime(damaged_run.request_file, (0, 0))
         with pytest.raises(DataError):
-            broken.request()
-    assert lookup.find_run(tmp_path, None) == run
-    assert [each.state for each in history.summarize_runs(tmp_path)] == ["killed", *["unreadable"] * 4]
+            damaged_run.request()
+    assert lookup.find_run(tmp_path, None) == intact_run
+    assert [summary.state for summary in history.summarize_runs(tmp_path)] == ["killed", *["unreadable"] * 4]
 
 
 def test_runs_of_sweep_are_found_by_name_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / SPECIFICATION_FILE).touch()
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / PARAMETERS_FILE).touch()
-    older, newer = make(tmp_path / "task", "p/2", OCTOBER_25), make(tmp_path / "task", "p/1", OCTOBER_25 + 1)
+    older, newer = make_run(tmp_path / "task", "p/2", OCTOBER_25), make_run(tmp_path / "task", "p/1", OCTOBER_25 + 1)
     assert lookup.find_run(tmp_path, None) == lookup.find_run(tmp_path, "p") == newer
     assert lookup.find_run(tmp_path, "p/2") == lookup.find_run(tmp_path, older.id) == older

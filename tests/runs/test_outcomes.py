@@ -15,12 +15,12 @@ from mmf_win.supervise import ChildExit
 from tests.worlds.torch_files import write_checkpoint
 
 
-def training(run: Run) -> AttemptRequest:
+def make_request(run: Run) -> AttemptRequest:
     return AttemptRequest(TrainTask(), "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
 
 
-def only_run(folder: Path) -> Run:
-    """Return the only run of a save folder."""
+def ensure_run(folder: Path) -> Run:
+    """Create the folder of the only run if it does not exist, and return the run."""
     run = Run(folder / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True, exist_ok=True)
     return run
@@ -44,9 +44,9 @@ def only_run(folder: Path) -> Run:
     ],
 )
 def test_each_outcome_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: OutcomeKind, code: int) -> None:
-    run = only_run(tmp_path)
+    run = ensure_run(tmp_path)
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
-    error = outcome_error(AttemptOutcome(outcome, "why"), training(run))
+    error = outcome_error(AttemptOutcome(outcome, "why"), make_request(run))
     assert error.exit_code == code
     assert str(error) == "why"
     hint = str(error.hint)
@@ -55,7 +55,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(tmp_path: Path, outcom
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
 def test_hint_without_saved_state_is_to_start_over(tmp_path: Path, outcome: OutcomeKind) -> None:
-    hint = str(outcome_error(AttemptOutcome(outcome, "why"), training(only_run(tmp_path))).hint)
+    hint = str(outcome_error(AttemptOutcome(outcome, "why"), make_request(ensure_run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
@@ -66,29 +66,29 @@ def test_hint_names_older_run_by_id(tmp_path: Path, outcome: OutcomeKind) -> Non
     for run in (older, newest):
         write_checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [str(outcome_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)]
+    hints = [str(outcome_error(AttemptOutcome(outcome, "why"), make_request(run)).hint) for run in (older, newest)]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 
 
 def test_hint_of_outcome_is_kept_and_internal_error_names_location(tmp_path: Path) -> None:
-    error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
+    error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), make_request(ensure_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
-    end = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
-    assert str(outcome_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
+    outcome = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
+    assert str(outcome_error(outcome, make_request(ensure_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
 def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
-    end = AttemptOutcome("disk", "File too large", "see ulimit -f")
-    before = outcome_error(end, training(only_run(tmp_path))).hint
-    write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
-    after = outcome_error(end, training(only_run(tmp_path))).hint
+    outcome = AttemptOutcome("disk", "File too large", "see ulimit -f")
+    before = outcome_error(outcome, make_request(ensure_run(tmp_path))).hint
+    write_checkpoint(ensure_run(tmp_path).checkpoints / "current.ckpt", 3)
+    after = outcome_error(outcome, make_request(ensure_run(tmp_path))).hint
     assert before is not None and before.startswith("see ulimit -f; run the same command again to start over; ")
     assert after is not None and "--resume last" in after and "the last intact checkpoint with `mmfw train" in after
 
 
 @pytest.mark.parametrize(
-    ("ended", "memory_ran_out", "outcome"),
+    ("child_exit", "memory_ran_out", "outcome"),
     [
         (ChildExit(-9, stop_requested=False, killed=False), True, "host_oom"),
         (ChildExit(-9, stop_requested=False, killed=False), False, "killed"),
@@ -102,65 +102,65 @@ def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_outcome_is_determined_from_exit_code(
-    tmp_path: Path, ended: ChildExit, memory_ran_out: bool, outcome: OutcomeKind
+    tmp_path: Path, child_exit: ChildExit, memory_ran_out: bool, outcome: OutcomeKind
 ) -> None:
-    request = training(only_run(tmp_path))
+    request = make_request(ensure_run(tmp_path))
     request.folder.path.mkdir(parents=True)
     request.save()
     request.folder.outcome_file.write_text("{half an", encoding="utf-8")
-    assert determine_outcome(request, ended, memory_ran_out=memory_ran_out).kind == outcome
-    assert AttemptOutcome.load(only_run(tmp_path).outcome_file) is not None, "the run remembers it"
+    assert determine_outcome(request, child_exit, memory_ran_out=memory_ran_out).kind == outcome
+    assert AttemptOutcome.load(ensure_run(tmp_path).outcome_file) is not None, "the run must record the outcome"
 
 
 def test_outcome_that_cannot_be_saved_is_still_returned(tmp_path: Path) -> None:
-    request = training(only_run(tmp_path))
+    request = make_request(ensure_run(tmp_path))
     request.folder.outcome_file.mkdir(parents=True)
     request.folder.reserve_file.touch()
     killed = ChildExit(-9, stop_requested=False, killed=False)
     assert determine_outcome(request, killed, memory_ran_out=True).kind == "host_oom"
-    assert not request.folder.reserve_file.exists(), "the reserved space is released"
+    assert not request.folder.reserve_file.exists(), "the reserved space must be released"
 
 
 @pytest.mark.parametrize(
-    ("last_words", "outcome"),
+    ("log_text", "outcome"),
     [
         ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n", "host_oom"),
         ("OSError: [Errno 12] Cannot allocate memory\n", "host_oom"),
         ("MemoryError\n" + "an earlier worker's, long before\n" * 20, "internal"),
     ],
 )
-def test_out_of_memory_is_recognized_in_end_of_log(tmp_path: Path, last_words: str, outcome: OutcomeKind) -> None:
-    request = training(only_run(tmp_path))
+def test_out_of_memory_is_recognized_in_end_of_log(tmp_path: Path, log_text: str, outcome: OutcomeKind) -> None:
+    request = make_request(ensure_run(tmp_path))
     request.folder.path.mkdir(parents=True)
     request.save()
-    request.log.write_text(last_words, encoding="utf-8")
+    request.log.write_text(log_text, encoding="utf-8")
     aborted = ChildExit(-6, stop_requested=False, killed=False)
     assert determine_outcome(request, aborted, memory_ran_out=False).kind == outcome
-    end = AttemptOutcome.load(request.folder.outcome_file)
-    assert end is not None and end.kind == outcome, "a report shows the same outcome"
+    saved_outcome = AttemptOutcome.load(request.folder.outcome_file)
+    assert saved_outcome is not None and saved_outcome.kind == outcome, "a report must show the same outcome"
 
 
 def test_hint_for_prediction_on_full_disk_is_to_free_space_and_start_over(tmp_path: Path) -> None:
-    request = replace(training(only_run(tmp_path)), task=PredictTask(""))
-    write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
+    request = replace(make_request(ensure_run(tmp_path)), task=PredictTask(""))
+    write_checkpoint(ensure_run(tmp_path).checkpoints / "current.ckpt", 3)
     hint = str(outcome_error(AttemptOutcome("disk", "the disk is full"), request).hint)
     assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
 def test_out_of_memory_after_stop_request_counts_as_interrupted(tmp_path: Path, outcome: OutcomeKind) -> None:
-    request = training(only_run(tmp_path))
+    request = make_request(ensure_run(tmp_path))
     request.folder.path.mkdir(parents=True)
     request.save()
     AttemptOutcome(outcome, "no memory").save(request.folder.outcome_file)
     stopped = ChildExit(1, stop_requested=True, killed=False)
     assert determine_outcome(request, stopped, memory_ran_out=False).kind == "interrupted"
-    end = AttemptOutcome.load(only_run(tmp_path).outcome_file)
-    assert end is not None and end.kind == "interrupted", "the run remembers it"
+    saved_outcome = AttemptOutcome.load(ensure_run(tmp_path).outcome_file)
+    assert saved_outcome is not None and saved_outcome.kind == "interrupted", "the run must record the outcome"
 
 
 def test_hint_names_output_location_by_task(tmp_path: Path) -> None:
-    request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
-    assert outcome_error(end, request).hint == f"see {request.log} for the full output"
-    assert outcome_error(end, replace(request, task=CheckTask())).hint == "run `mmfw train` to keep the full output"
-    assert outcome_error(end, request, "the process printed nothing").hint == "the process printed nothing"
+    request, outcome = make_request(ensure_run(tmp_path)), AttemptOutcome("internal", "why")
+    assert outcome_error(outcome, request).hint == f"see {request.log} for the full output"
+    assert outcome_error(outcome, replace(request, task=CheckTask())).hint == "run `mmfw train` to keep the full output"
+    assert outcome_error(outcome, request, "the process printed nothing").hint == "the process printed nothing"

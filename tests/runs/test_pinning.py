@@ -20,6 +20,7 @@ OLD, NEW = b"old weights", b"new weights"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
+    """Return a run with a best checkpoint."""
     run = Run.create(tmp_path, "run")
     run.checkpoints.mkdir()
     (run.checkpoints / "best.ckpt").write_bytes(OLD)
@@ -31,12 +32,12 @@ def replace_best(run: Run) -> None:
     write_bytes(run.checkpoints / "best.ckpt", NEW)
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_pin_keeps_bytes_and_is_removed_afterwards(run: Run, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    if not links:
-        monkeypatch.setattr("os.link", refuse)
+@pytest.mark.parametrize("has_links", [True, False])
+def test_pin_keeps_bytes_and_is_removed_afterwards(run: Run, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
+    if not has_links:
+        monkeypatch.setattr("os.link", raise_permission_error)
     with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:
-        assert (pin.path.name, pin.path.stat().st_nlink) == ("best.ckpt", 2 if links else 1)
+        assert (pin.path.name, pin.path.stat().st_nlink) == ("best.ckpt", 2 if has_links else 1)
         replace_best(run)
         assert pin.path.read_bytes() == OLD
         assert pin.sha256() == hashlib.sha256(OLD).hexdigest()
@@ -44,7 +45,7 @@ def test_pin_keeps_bytes_and_is_removed_afterwards(run: Run, monkeypatch: pytest
     assert not run.pins.exists()
 
 
-def refuse(*_: object) -> None:
+def raise_permission_error(*_: object) -> None:
     """Fail like a file system without links, or a read-only folder."""
     raise PermissionError(1, "Operation not permitted")
 
@@ -52,7 +53,7 @@ def refuse(*_: object) -> None:
 @pytest.fixture
 def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
     """Yield a checkpoint of a run that cannot be pinned, as in a read-only folder."""
-    monkeypatch.setattr("mmf_win.runs.checkpoints.link_or_copy", refuse)
+    monkeypatch.setattr("mmf_win.runs.checkpoints.link_or_copy", raise_permission_error)
     with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:
         assert pin.path == pin.original
         yield pin
@@ -78,11 +79,11 @@ def test_errors_name_original_file_instead_of_pin(run: Run) -> None:
 
 
 def test_pins_of_killed_command_are_removed_but_not_those_in_use(run: Run) -> None:
-    left_over = run.pins / "of a killed one" / "best.ckpt"
-    left_over.parent.mkdir(parents=True)
-    left_over.write_bytes(OLD)
+    stale_pin = run.pins / "of a killed command" / "best.ckpt"
+    stale_pin.parent.mkdir(parents=True)
+    stale_pin.write_bytes(OLD)
     with pin_checkpoint(run, run.checkpoints / "best.ckpt") as first:
-        assert not left_over.exists()
+        assert not stale_pin.exists()
         with pin_checkpoint(run, run.checkpoints / "best.ckpt") as second:
             assert first.path.exists() and second.path.exists()
         assert first.path.exists()
@@ -111,10 +112,10 @@ def test_removed_run_is_not_recreated(run: Run) -> None:
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_known_hash_is_used_unless_file_was_replaced(run: Run, is_replaced: bool) -> None:
     best = write_checkpoint(run.checkpoints / "best.ckpt", 3)
-    checked = check_file(best)
-    assert checked.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()
+    checked_file = check_file(best)
+    assert checked_file.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()
     if is_replaced:
         replace_best(run)
-    with pin_checkpoint(run, best, checked_file=checked) as pin:
-        assert pin.known_sha256 == (None if is_replaced else checked.sha256)
+    with pin_checkpoint(run, best, checked_file=checked_file) as pin:
+        assert pin.known_sha256 == (None if is_replaced else checked_file.sha256)
         assert pin.sha256() == hashlib.sha256(best.read_bytes()).hexdigest()

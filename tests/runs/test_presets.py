@@ -19,7 +19,7 @@ PUBLISHED = {
 NUMBERS = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"auroc": [67.92, 0.87]}}
 
 
-def write(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -36,18 +36,20 @@ def test_published_preset_is_complete(name: str) -> None:
 
 
 def test_user_preset_extends_shipped_preset_or_adjacent_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
+    path = write_file(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
     preset = presets.load_preset(str(path))
     assert (preset.name, preset.model) == ("моё 实验", "mmbt")
     assert preset.config == presets.load_preset("mmbt_grid").config
     assert preset.settings == {"training": {"batch_size": 8}}
-    user_preset = write(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
+    user_preset = write_file(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
     assert presets.load_preset(str(user_preset)).settings == {"training": {"batch_size": 8, "seed": 2}}
 
 
 def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path: Path) -> None:
-    config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
-    user_preset = presets.load_preset(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
+    config = write_file(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
+    user_preset = presets.load_preset(
+        str(write_file(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n"))
+    )
     assert (user_preset.config, user_preset.settings) == (str(config), {})
 
 
@@ -70,7 +72,7 @@ def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path
     ],
 )
 def test_invalid_preset_is_an_error_naming_the_file(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path / "wrong.yaml", text)
+    path = write_file(tmp_path / "wrong.yaml", text)
     with pytest.raises(UsageError, match=message) as caught:
         presets.load_preset(str(path))
     assert "wrong.yaml" in str(caught.value)
@@ -82,12 +84,12 @@ def test_missing_preset_file_is_named() -> None:
 
 
 def test_hint_for_mmf_configuration_gives_a_valid_preset(tmp_path: Path) -> None:
-    config = write(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
+    config = write_file(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
     with pytest.raises(UsageError) as caught:
         presets.load_preset(str(config))
     assert caught.value.hint is not None
     lines = caught.value.hint.splitlines()[1:]
-    preset = presets.load_preset(str(write(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
+    preset = presets.load_preset(str(write_file(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
     assert (preset.model, preset.config) == ("mmbt", str(config))
 
 
@@ -109,8 +111,8 @@ def test_published_scores_apply_to_seen_and_phase_1_splits() -> None:
     for split in ("dev_seen", "dev"):
         assert find_published_score(NUMBERS, split, "auroc") == PublishedScore(pytest.approx(0.6857), None, split, 500)
     for split in ("test_seen", "test"):
-        paper = PublishedScore(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
-        assert find_published_score(NUMBERS, split, "auroc") == paper
+        score = PublishedScore(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
+        assert find_published_score(NUMBERS, split, "auroc") == score
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine", "val", ""])
@@ -122,17 +124,17 @@ def test_other_splits_have_no_published_score(split: str) -> None:
 def test_user_datasets_have_no_published_scores(user_dir: Path) -> None:
     tables = {f"{split}.csv": f"img,text,label\n{split}.png,hello,1\n".encode() for split in ("train", "dev")}
     images = {f"{split}.png": memes.image(n) for n, split in enumerate(("train", "dev"))}
-    sets = {
+    datasets = {
         "own": tables | images,
         "released": memes.dataset_files(),
         "first": memes.dataset_files(memes.PHASE_1_SPLITS),
     }
     has_scores = {}
-    for name, files in sets.items():
-        places = MmfPaths.resolve(user_dir / f"data {name}")
-        convert(memes.write_tree(files, user_dir / name), places)
+    for name, files in datasets.items():
+        mmf_paths = MmfPaths.resolve(user_dir / f"data {name}")
+        convert(memes.write_tree(files, user_dir / name), mmf_paths)
         preset = presets.load_preset("mmbt_grid")
-        has_scores[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
+        has_scores[name] = presets.build_request(preset, {"val": "dev"}, mmf_paths).published == preset.published
     assert has_scores == {"own": False, "released": True, "first": True}
 
 

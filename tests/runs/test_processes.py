@@ -27,7 +27,7 @@ from mmf_win.runs.request import CommandOptions
     ],
     ids=str,
 )
-def test_process_count_follows_gpus_fake_nvml(
+def test_process_count_follows_gpus_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], visible: str | None, count: int
 ) -> None:
     if visible is not None:
@@ -37,7 +37,7 @@ def test_process_count_follows_gpus_fake_nvml(
 
 @pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(("nproc", "visible"), [(3, None), (2, "1")])
-def test_more_processes_than_gpus_are_rejected_fake_nvml(
+def test_more_processes_than_gpus_are_rejected_with_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, nproc: int, visible: str | None
 ) -> None:
     if visible is not None:
@@ -48,7 +48,7 @@ def test_more_processes_than_gpus_are_rejected_fake_nvml(
 
 
 @pytest.mark.usefixtures("nvml")
-def test_unused_gpus_are_logged_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_gpus_are_logged_with_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     plan_processes(CommandOptions(nproc=1))
     assert not caplog.messages

@@ -19,8 +19,8 @@ from tests.worlds.mmf_sources import write_minimal_mmf
 from tests.worlds.run_requests import make_run_request
 
 
-def merge_options(earlier: RunRequest, **now: Any) -> RunRequest:
-    return earlier.merged_with(CommandOptions(**now).settings)
+def merge_options(earlier: RunRequest, **options: Any) -> RunRequest:
+    return earlier.merged_with(CommandOptions(**options).settings)
 
 
 def test_resumed_run_keeps_its_request(tmp_path: Path) -> None:
@@ -40,15 +40,15 @@ def test_later_settings_override_single_keys_and_whole_lists() -> None:
     before = make_run_request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
     after = before.merged_with({"a": {"b": 3}, "d": [4]})
     assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
-    assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "settings of the preset are not included"
+    assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "settings of the preset must not be included"
 
 
 def test_last_precision_wins() -> None:
-    of_mmf = make_run_request(overrides=["training.fp16=True"])
-    half = merge_options(of_mmf, precision="bf16")
-    assert half.mmfw_settings.precision == "bf16", "the option overrides MMF's key in an attempt"
-    assert half.merged_with({"training": {"fp16": True}}).mmfw_settings.precision is None
-    assert half.merged_with({"training": {"seed": 1}}).mmfw_settings.precision == "bf16"
+    request = make_run_request(overrides=["training.fp16=True"])
+    resumed = merge_options(request, precision="bf16")
+    assert resumed.mmfw_settings.precision == "bf16", "the option must override MMF's key in an attempt"
+    assert resumed.merged_with({"training": {"fp16": True}}).mmfw_settings.precision is None
+    assert resumed.merged_with({"training": {"seed": 1}}).mmfw_settings.precision == "bf16"
 
 
 def test_batch_size_resets_batch_size_per_device() -> None:
@@ -69,14 +69,16 @@ def test_new_total_replaces_old_one_in_any_spelling() -> None:
 
 
 def test_only_given_options_become_settings() -> None:
-    def options(**given: Any) -> Any:
-        return CommandOptions(**given).settings
+    def read_settings(**options: Any) -> Any:
+        return CommandOptions(**options).settings
 
-    assert options(seed=1) == {"training": {"seed": 1}}
-    assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
+    assert read_settings(seed=1) == {"training": {"seed": 1}}
+    assert read_settings(batch_size="auto") == {"mmfw": {"auto_batch": True}}
     assert merge_options(make_run_request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
-    assert options() == options(allow_missing=False) == {}
-    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "max_epochs of a preset is reset"
+    assert read_settings() == read_settings(allow_missing=False) == {}
+    assert read_settings(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, (
+        "max_epochs of a preset must be reset"
+    )
 
 
 def test_single_command_options_are_not_settings() -> None:
@@ -89,8 +91,8 @@ def test_single_command_options_are_not_settings() -> None:
 def test_start_settings_are_not_saved(tmp_path: Path) -> None:
     """They must not affect how a run resumes, or which weights predict."""
     run = Run.create(tmp_path, "mmbt")
-    steering = ["resume_file=other.ckpt", "resume_zoo=x", "reset.all=True", "zoo_config_override=True"]
-    overrides = [*(f"checkpoint.{word}" for word in steering), "checkpoint.monitor=m", "run_type=train"]
+    start_overrides = ["resume_file=other.ckpt", "resume_zoo=x", "reset.all=True", "zoo_config_override=True"]
+    overrides = [*(f"checkpoint.{override}" for override in start_overrides), "checkpoint.monitor=m", "run_type=train"]
     run.save_request(make_run_request(model="mmbt", splits=RUN_SPLITS, overrides=overrides))
     assert run.request().settings == {"checkpoint": {"monitor": "m"}, "run_type": "train"}
 
@@ -112,13 +114,13 @@ def test_invalid_request_file_is_named(tmp_path: Path, content: str) -> None:
 
 def test_precision_override_replaces_that_of_run(tmp_path: Path, mmf_paths: MmfPaths) -> None:
     root = write_minimal_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
-    mmf, of_run = (
+    mmf, run_request = (
         MmfInstall(root, "1.0.0rc12", "path"),
         make_run_request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
     )
-    for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
-        options = CommandOptions(overrides=[word])
-        plan = plan_attempt("train", mmf, RunJob(of_run, options, mmf_paths), of_run, {"training": {}})
+    for override, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
+        options = CommandOptions(overrides=[override])
+        plan = plan_attempt("train", mmf, RunJob(run_request, options, mmf_paths), run_request, {"training": {}})
         assert plan.first_attempt.precision == plan.request.mmfw_settings.precision == precision
         assert plan.first_attempt.settings["training"]["fp16"] is (precision is None)
 
@@ -126,7 +128,7 @@ def test_precision_override_replaces_that_of_run(tmp_path: Path, mmf_paths: MmfP
 def test_start_settings_are_in_the_attempt(tmp_path: Path, mmf_paths: MmfPaths) -> None:
     root = write_minimal_mmf(tmp_path / "mmf", extra_defaults="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
     options, mmf = (CommandOptions(overrides=["checkpoint.reset.all=true"]), MmfInstall(root, "1.0.0rc10", "path"))
-    of_run = make_run_request(model="mmbt")
-    plan = plan_attempt("train", mmf, RunJob(of_run, options, mmf_paths), of_run, {})
+    run_request = make_run_request(model="mmbt")
+    plan = plan_attempt("train", mmf, RunJob(run_request, options, mmf_paths), run_request, {})
     assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}
     assert plan.config["checkpoint"]["reset"]["all"] is True

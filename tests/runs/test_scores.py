@@ -51,8 +51,8 @@ def list_scores(mmfw: MmfwRunner, save: Path) -> dict[str, tuple[Any, ...]]:
     keys = ("best_auroc", "test_auroc", "test_split", "test_checkpoint")
     runs = mmfw.json("runs", "--save-dir", save)
     rows = csv.DictReader(io.StringIO(mmfw("runs", "--save-dir", save, "--format", "csv")))
-    as_text = [[str(run[key] or "") for key in keys] for run in runs]
-    assert [[row[key] for key in keys] for row in rows] == as_text
+    values_as_text = [[str(run[key] or "") for key in keys] for run in runs]
+    assert [[row[key] for key in keys] for row in rows] == values_as_text
     return {run["id"].split("/")[0]: tuple(run[key] for key in keys) for run in runs}
 
 
@@ -81,7 +81,7 @@ def test_score_is_of_best_checkpoint_and_others_are_named(mmfw: MmfwRunner, run:
     text = mmfw("runs", "--save-dir", save)
     assert "0.7000  test_seen   best" in text
     shown = mmfw.json("runs", "show", "a", "--save-dir", save)["predictions"]
-    names = {each["auroc"]: (each["split"], each["checkpoint"]) for each in shown}
+    names = {prediction["auroc"]: (prediction["split"], prediction["checkpoint"]) for prediction in shown}
     assert names == {
         0.7: ("test_seen", "best"),
         0.6: ("test_seen", "update 20"),
@@ -104,7 +104,7 @@ def test_new_best_checkpoint_resets_test_score(mmfw: MmfwRunner, run: Run) -> No
     log_checkpoint(run, 30, 0.95, best=True, attempt="2")
     assert list_scores(mmfw, save) == {"a": (0.95, None, None, None)}
     shown = mmfw.json("runs", "show", "a", "--save-dir", save)["predictions"]
-    assert "update 10" in {each["checkpoint"] for each in shown}
+    assert "update 10" in {prediction["checkpoint"] for prediction in shown}
     add_predictions(run, "test_seen", "30 of 2", 0.3)
     assert list_scores(mmfw, save) == {"a": (0.95, 0.3, "test_seen", "best")}
     task = TaskFolder(run.path.parents[1])
@@ -141,7 +141,7 @@ def test_checkpoint_of_legacy_records_is_unknown(mmfw: MmfwRunner, user_dir: Pat
         == 0.7
     )
     log_checkpoint(old, 20, 0.8)
-    assert list_scores(mmfw, user_dir)["a"][-1] == "unknown", "the best may still be the old one"
+    assert list_scores(mmfw, user_dir)["a"][-1] == "unknown", "the best checkpoint may be the old one"
     log_checkpoint(old, 30, 0.95, best=True)
     assert list_scores(mmfw, user_dir)["a"] == (0.95, None, None, None)
 

@@ -39,9 +39,9 @@ SAVED: dict[str, set[str]] = {
     "Task": {"slot"},  # only for running tasks
     "DataWaitStats": {"workers"},
 }
-ELSEWHERE = {"Task": {"name", "values"}}  # read from the folder's name and ``param``
-_NAME = "r\udce9sum\udce9"  # résumé in Latin-1
-_OF_THIS_DISK = {"size", "bytes", "verified", "written"}
+FIELDS_STORED_ELSEWHERE = {"Task": {"name", "values"}}  # read from the folder's name and ``param``
+_LATIN_1_NAME = "r\udce9sum\udce9"  # résumé in Latin-1
+_DISK_FIELDS = {"size", "bytes", "verified", "written"}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> StoredFiles:
     return stored_files.build(tmp_path_factory.mktemp("stored"))
 
 
-def commands(stored: StoredFiles) -> Iterator[list[str]]:
+def iter_commands(stored: StoredFiles) -> Iterator[list[str]]:
     """Yield commands that read all of the files."""
     save = ["--save-dir", str(stored.save)]
     requests = (path for path in stored.save.rglob("request.json") if "attempts" not in path.parts)
@@ -85,9 +85,9 @@ def commands(stored: StoredFiles) -> Iterator[list[str]]:
 def run_commands(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
     """Return the JSON output of the commands, without values that depend on this disk."""
     results = {}
-    for words in commands(stored):
-        mmfw(*words, "--json")
-        name = json.loads(stored.normalize_text(json.dumps(" ".join(words))))
+    for arguments in iter_commands(stored):
+        mmfw(*arguments, "--json")
+        name = json.loads(stored.normalize_text(json.dumps(" ".join(arguments))))
         results[name] = mask_disk_values(json.loads(stored.normalize_text(mmfw.out)))
     return results
 
@@ -95,7 +95,7 @@ def run_commands(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
 def mask_disk_values(value: Any) -> Any:
     """Return a JSON value without sizes and times of files."""
     if isinstance(value, dict):
-        return {key: "…" if key in _OF_THIS_DISK else mask_disk_values(inner) for key, inner in value.items()}
+        return {key: "…" if key in _DISK_FIELDS else mask_disk_values(inner) for key, inner in value.items()}
     return [mask_disk_values(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -126,31 +126,33 @@ def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: Mmfw
     stored.insert_event(
         "text", f'{{"t": 1795897748.1, "kind": "val", "update": 2, "metrics": {metrics}, "final": false}}'
     )
-    shown = mmfw.json("runs", "show", stored.run_folder("text"), "--save-dir", stored.save)
-    compare_with_recorded("not a number", mask_disk_values(json.loads(stored.normalize_text(json.dumps(shown)))))
+    description = mmfw.json("runs", "show", stored.run_folder("text"), "--save-dir", stored.save)
+    compare_with_recorded("not a number", mask_disk_values(json.loads(stored.normalize_text(json.dumps(description)))))
 
 
 def test_file_names_that_are_not_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     run = stored.run_folder("begun")
-    stored.update_record(run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml")
-    note = next(iter((stored.run_folder("mmbt") / "tracking").glob("*.json")))
-    stored.update_record(note, error=f"{_NAME}: no such file")
+    stored.update_record(
+        run / "request.json", init=f"/weights/{_LATIN_1_NAME}.ckpt", preset_file=f"/presets/{_LATIN_1_NAME}.yaml"
+    )
+    upload_state = next(iter((stored.run_folder("mmbt") / "tracking").glob("*.json")))
+    stored.update_record(upload_state, error=f"{_LATIN_1_NAME}: no such file")
     results = {}
-    for words in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
-        mmfw(*words, "--save-dir", stored.save, "--json")
-        results[words[0]] = mask_disk_values(json.loads(stored.normalize_text(mmfw.out)))
+    for arguments in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
+        mmfw(*arguments, "--save-dir", stored.save, "--json")
+        results[arguments[0]] = mask_disk_values(json.loads(stored.normalize_text(mmfw.out)))
     compare_with_recorded("names", results)
 
 
 def read_protocol_docstring() -> str:
     """Return the docstring that lists the kinds of events, from whichever module has it."""
-    texts = [ast.get_docstring(tree) or "" for tree in syntax_trees()]
+    texts = [ast.get_docstring(tree) or "" for tree in parse_modules()]
     [text] = (text for text in texts if "run_started" in text and "attempt_failed" in text)
     return text
 
 
 @cache
-def syntax_trees() -> list[ast.Module]:
+def parse_modules() -> list[ast.Module]:
     """Return the syntax trees of the package's modules."""
     paths = sorted((ROOT / "mmf_win").rglob("*.py"))
     return [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
@@ -158,7 +160,7 @@ def syntax_trees() -> list[ast.Module]:
 
 def list_stored_fields(name: str) -> set[str]:
     """Return the stored keys of the fields of a dataclass and of its bases, wherever they are defined."""
-    classes = {node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for tree in parse_modules() for node in tree.body if isinstance(node, ast.ClassDef)}
     nodes = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
     keys = {_stored_key(node) for node in nodes}
     bases = [ast.unparse(base) for base in classes[name].bases]
@@ -170,7 +172,7 @@ def _stored_key(node: ast.AnnAssign) -> str:
     return match[1] if match else ast.unparse(node.target)
 
 
-def events(stored: StoredFiles) -> list[dict[str, Any]]:
+def read_all_events(stored: StoredFiles) -> list[dict[str, Any]]:
     """Return all events that are stored."""
     files = [path for path in stored.find_files(".jsonl") if path.name == "events.jsonl"]
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
@@ -180,41 +182,43 @@ def test_stored_files_contain_every_kind_of_event(untouched: StoredFiles) -> Non
     text = read_protocol_docstring()
     table = text[text.index("    run_started") : text.index("attempt_failed")] + "attempt_failed  "
     kinds = set(re.findall(r"^ {4}(\w+)(?=  )", table, re.MULTILINE)) | {"attempt_failed", "predict_started"}
-    assert {event["kind"] for event in events(untouched)} == kinds
+    assert {event["kind"] for event in read_all_events(untouched)} == kinds
 
 
-def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
+def read_records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
     """Return the records of each dataclass that is saved."""
 
     def read(pattern: str) -> list[dict[str, Any]]:
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(stored.root.glob(pattern))]
 
-    stored_events = events(stored)
-    requests = [each for each in read("save/**/request.json") if "preset" in each]
-    notes = read("data*/**/SHA256SUMS.json")
-    profiled = [each for each in stored_events if each["kind"] == "profiled"]
+    stored_events = read_all_events(stored)
+    requests = [request for request in read("save/**/request.json") if "preset" in request]
+    manifests = read("data*/**/SHA256SUMS.json")
+    profiled = [event for event in stored_events if event["kind"] == "profiled"]
     return {
         "RunRequest": requests,
-        "MmfwSettings": [each["settings"].get("mmfw", {}) for each in requests],
+        "MmfwSettings": [request["settings"].get("mmfw", {}) for request in requests],
         "AttemptOutcome": read("save/**/exit.json"),
         "Task": read("save/sweeps/*/*/task.json"),
         "UploadState": read("save/**/tracking/*.json"),
-        "ManifestSource": [each["source"] for each in notes],
-        "SplitSummary": [split for each in notes for split in each["result"]["splits"].values()],
+        "ManifestSource": [manifest["source"] for manifest in manifests],
+        "SplitSummary": [split for manifest in manifests for split in manifest["result"]["splits"].values()],
         "MmfInstall": read("home/mmf/*.json"),
-        "DataWaitStats": [each["waiting"] for each in profiled],
-        "CheckResult": [without(each, "t", "kind", "attempt") for each in stored_events if each["kind"] == "checked"],
+        "DataWaitStats": [event["waiting"] for event in profiled],
+        "CheckResult": [
+            remove_fields(event, "t", "kind", "attempt") for event in stored_events if event["kind"] == "checked"
+        ],
     }
 
 
-def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+def remove_fields(record: dict[str, Any], *names: str) -> dict[str, Any]:
     """Return a record without some fields."""
     return {name: value for name, value in record.items() if name not in names}
 
 
 @pytest.mark.parametrize("name", sorted(SAVED))
 def test_stored_files_contain_every_field_of_saved_class(untouched: StoredFiles, name: str) -> None:
-    saved, fields = records(untouched)[name], list_stored_fields(name) - ELSEWHERE.get(name, set())
+    saved, fields = read_records(untouched)[name], list_stored_fields(name) - FIELDS_STORED_ELSEWHERE.get(name, set())
     assert set().union(*saved) == fields
     keys_with_value = {key for record in saved for key, value in record.items() if value}
-    assert fields - keys_with_value == SAVED[name], "fields without a value in any file"
+    assert fields - keys_with_value == SAVED[name], "each other field must have a value in some file"

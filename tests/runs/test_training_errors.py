@@ -44,8 +44,8 @@ def run(tmp_path: Path, data: Path) -> Run:
 
 
 def test_run_without_checkpoint_is_an_error(run: Run, mmfw: MmfwRunner) -> None:
-    for words in (["train", "--resume", "last"], ["predict"]):
-        error = mmfw(*words, "--save-dir", run.path.parents[1], code=3)
+    for arguments in (["train", "--resume", "last"], ["predict"]):
+        error = mmfw(*arguments, "--save-dir", run.path.parents[1], code=3)
         assert f"run {run.id} has no checkpoint" in error
 
 
@@ -59,35 +59,35 @@ def test_folder_with_name_of_checkpoint_is_rejected(run: Run, mmfw: MmfwRunner, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode on Windows and macOS")
-@pytest.mark.parametrize("words", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
+@pytest.mark.parametrize("arguments", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
 def test_path_that_is_not_utf8_is_rejected(
-    data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: MmfwRunner
+    data: Path, tmp_path: Path, arguments: tuple[str, ...], mmfw: MmfwRunner
 ) -> None:
     run = Run.create(tmp_path / os.fsdecode(b"\xff"), "mmbt_grid")
     run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=RUN_SPLITS, data_dir=str(data)))
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
-    error = mmfw(*words, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
+    error = mmfw(*arguments, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
     assert "not valid UTF-8" in error and str(tmp_path) in error
     assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
 
 
 def test_damaged_checkpoint_and_missing_split_are_errors(run: Run, mmfw: MmfwRunner) -> None:
-    words = ("predict", "--save-dir", run.path.parents[1])
+    arguments = ("predict", "--save-dir", run.path.parents[1])
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
-    error = mmfw(*words, "--split", "test_seen", code=3)
+    error = mmfw(*arguments, "--split", "test_seen", code=3)
     assert "no split named" in error and "train, dev, test" in error
     (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
-    assert "best.ckpt: truncated" in mmfw(*words, code=3)
+    assert "best.ckpt: truncated" in mmfw(*arguments, code=3)
 
 
 def test_missing_mmf_is_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> None:
-    def nothing() -> MmfInstall:
+    def raise_not_installed() -> MmfInstall:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
 
-    monkeypatch.setattr("mmf_win.runs.plan.require_mmf", nothing)
+    monkeypatch.setattr("mmf_win.runs.plan.require_mmf", raise_not_installed)
     save = tmp_path / "save"
     assert "mmfw setup" in mmfw("train", "mmbt_grid", "--data-dir", data, "--save-dir", save, code=6)
-    assert not save.exists(), "a run that did not start has no folder"
+    assert not save.exists(), "a run that did not start must have no folder"
 
 
 def test_run_in_training_is_not_resumed(run: Run, mmfw: MmfwRunner) -> None:
@@ -121,7 +121,7 @@ def test_early_stopped_run_resumes_from_best_but_not_last(run: Run, update: int,
     attempt = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
-    begun = RunJob(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
-    plan = Plan(begun, run.request(), attempt, config)
+    running_job = RunJob(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
+    plan = Plan(running_job, run.request(), attempt, config)
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
         preflight._require_updates_left(plan, total=12)

@@ -53,13 +53,13 @@ def start(program, **options):
     subprocess.Popen([sys.executable, "-c", program, folder, port], **options)
 """
 
-UP = """
+REPORT_START = """
 import pathlib
 (pathlib.Path(folder) / "up").touch()
 """
 
-STUBBORN = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + "time.sleep(600)"
-STUCK_IN_C = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + HOLDS_GIL
+STUBBORN = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + REPORT_START + "time.sleep(600)"
+STUCK_IN_C = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + REPORT_START + HOLDS_GIL
 PARENT = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + STARTS_ANOTHER
 PARENT_OF_STUBBORN = PARENT + f"start({STUBBORN!r}); time.sleep(600)"
 START_RUNAWAY = f"start({STUBBORN!r}, start_new_session=True)"
@@ -71,8 +71,8 @@ TREES = {
     "child": (STUBBORN, 1),
     "child stuck in C": (STUCK_IN_C, 1),
     "grandchild": (PARENT_OF_STUBBORN, 2),
-    "grandchild in a session of its own": (PARENT_OF_RUNAWAY, 2),
-    "orphaned grandchild in a session of its own": (ANCESTOR_OF_ORPHAN, 2),
+    "grandchild in another session": (PARENT_OF_RUNAWAY, 2),
+    "orphaned grandchild in another session": (ANCESTOR_OF_ORPHAN, 2),
 }
 
 
@@ -91,8 +91,8 @@ class ChildRunner:
         *arguments: str,
         presses: int = 0,
         timeout: float = 60.0,
-        when_up: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
-        progressed: Callable[[], bool] = lambda: False,
+        on_start: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
+        has_progress: Callable[[], bool] = lambda: False,
     ) -> ChildExit:
         left = presses
 
@@ -100,8 +100,8 @@ class ChildRunner:
             nonlocal left
             if left and (self.folder / "up").exists():
                 left -= 1
-                when_up()
-            return progressed()
+                on_start()
+            return has_progress()
 
         return run_child(
             [sys.executable, "-c", program, str(self.folder), *arguments],
@@ -138,7 +138,7 @@ def test_signal_that_killed_a_child_is_returned(runner: ChildRunner, name: str) 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGBREAK" if sys.platform == "win32" else "SIGHUP"])
 def test_first_signal_lets_the_child_finish(runner: ChildRunner, name: str) -> None:
     number = getattr(signal, name)
-    status = runner.run(EXITS_ON_STOP_FILE, presses=1, when_up=lambda: signal.raise_signal(number))
+    status = runner.run(EXITS_ON_STOP_FILE, presses=1, on_start=lambda: signal.raise_signal(number))
     assert status == ChildExit(exit_code=0, stop_requested=True, killed=False)
     assert "saved" in runner.log.read_text(encoding="utf-8")
     assert len(runner.stop_calls) == 1
@@ -172,12 +172,12 @@ def test_child_with_progress_after_a_stop_is_not_killed(runner: ChildRunner, mon
         pressed_at.append(time.monotonic())
         signal.raise_signal(signal.SIGINT)
 
-    def progressed() -> bool:
+    def has_progress() -> bool:
         if pressed_at and time.monotonic() > pressed_at[0] + 2 * timeout:
             (runner.folder / "release").touch()
         return True
 
-    status = runner.run(EXITS_ON_RELEASE, presses=1, timeout=timeout, when_up=press, progressed=progressed)
+    status = runner.run(EXITS_ON_RELEASE, presses=1, timeout=timeout, on_start=press, has_progress=has_progress)
     assert status == ChildExit(exit_code=0, stop_requested=True, killed=False)
 
 
@@ -201,9 +201,11 @@ def test_child_that_wrote_its_outcome_but_does_not_exit_is_killed(
     runner: ChildRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmf_win.supervise.child.EXIT_GRACE_SECONDS", 0.2)
-    done = '(pathlib.Path(folder) / "exit.json").touch()'
+    write_outcome = '(pathlib.Path(folder) / "exit.json").touch()'
     with liveness_monitor() as monitor:
-        status = runner.run(IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + done + HOLDS_GIL, monitor.port)
+        status = runner.run(
+            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + REPORT_START + write_outcome + HOLDS_GIL, monitor.port
+        )
         assert status.killed and not status.stop_requested
         monitor.wait_for_processes()
         assert monitor.wait_until_all_exited()
@@ -267,13 +269,13 @@ def test_child_of_a_killed_parent_is_asked_to_stop_first(runner: ChildRunner) ->
 def test_closed_terminal_asks_the_child_to_stop(runner: ChildRunner) -> None:
     import pty
 
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     with liveness_monitor() as monitor:
-        with start_supervisor(runner, CONNECTED_CHILD, monitor.port, timeout=60, terminal=theirs) as parent:
-            os.close(theirs)
+        with start_supervisor(runner, CONNECTED_CHILD, monitor.port, timeout=60, terminal=terminal) as parent:
+            os.close(terminal)
             monitor.wait_for_processes()
-            os.close(ours)
-            assert parent.wait(60) == 0, "it exited by itself, not by the signal"
+            os.close(controller)
+            assert parent.wait(60) == 0, "it must exit by itself, not by the signal"
         assert monitor.wait_until_all_exited()
     assert "saved" in runner.log.read_text(encoding="utf-8")
 
@@ -281,10 +283,12 @@ def test_closed_terminal_asks_the_child_to_stop(runner: ChildRunner) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no keeper on Windows")
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
 def test_stopped_or_killed_keeper_does_not_block(runner: ChildRunner, name: str) -> None:
-    disturbs = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
+    disturbance = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
     with liveness_monitor() as monitor:
         status = runner.run(
-            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + disturbs + UP + "time.sleep(600)", monitor.port, presses=2
+            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + disturbance + REPORT_START + "time.sleep(600)",
+            monitor.port,
+            presses=2,
         )
         assert status.exit_code == -signal.SIGKILL
         monitor.wait_for_processes()
@@ -294,8 +298,8 @@ def test_stopped_or_killed_keeper_does_not_block(runner: ChildRunner, name: str)
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches the child")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_signal_to_the_process_group_does_not_end_the_keeper(runner: ChildRunner, name: str) -> None:
-    sends = f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
-    assert runner.run("import signal, sys" + sends).exit_code == 5
+    send_signal = f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
+    assert runner.run("import signal, sys" + send_signal).exit_code == 5
 
 
 def test_signal_handlers_of_the_caller_are_restored(runner: ChildRunner) -> None:

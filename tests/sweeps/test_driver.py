@@ -33,7 +33,7 @@ from tests.worlds.small_sweeps import (
 )
 
 KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # each start takes seconds under Wine
-_PATIENCE = 60
+_TIMEOUT_SECONDS = 60
 
 requires_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for a process")
 
@@ -60,16 +60,16 @@ class Sweep:
         head = {"template": template, "resource": ["cpu", "cpu"], "search": search}
         self.file.write_text(yaml.safe_dump(head), encoding="utf-8")
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a driver."""
-        driver = start_sweep_command("run", self.file, "-o", self.output, *words)
+        driver = start_sweep_command("run", self.file, "-o", self.output, *arguments)
         self.drivers.append(driver)
         return driver
 
-    def run(self, *words: str) -> tuple[int, str]:
+    def run(self, *arguments: str) -> tuple[int, str]:
         """Run a driver to its end; return its exit code and its output."""
-        driver = self.start(*words)
-        output, _ = driver.communicate(timeout=_PATIENCE)
+        driver = self.start(*arguments)
+        output, _ = driver.communicate(timeout=_TIMEOUT_SECONDS)
         return driver.returncode, output
 
     @property
@@ -87,14 +87,14 @@ class Sweep:
         """Let the command of a task continue, or all commands."""
         (self.folder / ("open" if name is None else f"open-{name}")).touch()
 
-    def until_begun(self, count: int) -> None:
+    def wait_until_started(self, count: int) -> None:
         """Wait until this number of commands have started in total."""
-        _until(lambda: self.counts["begin"] >= count)
+        _wait_until(lambda: self.counts["begin"] >= count)
 
 
-def _until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not done():
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -106,24 +106,24 @@ def sweep(user_dir: Path) -> Iterator[Sweep]:
     yield sweep
     for driver in sweep.drivers:
         driver.kill()
-        driver.communicate(timeout=_PATIENCE)
+        driver.communicate(timeout=_TIMEOUT_SECONDS)
 
 
 @pytest.mark.wide
 def test_each_task_finishes_once_when_drivers_are_killed(sweep: Sweep) -> None:
     sweep.write(TASKS, gated_command(sweep.folder))
     for kill in range(KILLS):
-        before = sweep.counts["begin"]
+        start_count = sweep.counts["begin"]
         driver = sweep.start()
-        sweep.until_begun(before + 2)
-        first = next(name for name, state in sweep.states.items() if state == "running")
-        sweep.open(first.removeprefix("N_"))
-        _until(lambda name=first: sweep.states[name] == "success")  # type: ignore[misc]
-        sweep.until_begun(before + 3)
+        sweep.wait_until_started(start_count + 2)
+        running_task = next(name for name, state in sweep.states.items() if state == "running")
+        sweep.open(running_task.removeprefix("N_"))
+        _wait_until(lambda name=running_task: sweep.states[name] == "success")  # type: ignore[misc]
+        sweep.wait_until_started(start_count + 3)
         driver.kill()  # two tasks are running
         driver.wait()
         # A command that is about to be killed holds the lock of its task until then.
-        _until(lambda: "running" not in sweep.states.values())
+        _wait_until(lambda: "running" not in sweep.states.values())
         assert Counter(sweep.states.values())["success"] == kill + 1
     sweep.open()
     assert sweep.run()[0] == 0
@@ -136,10 +136,10 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
     sweep.write(TASKS, gated_command(sweep.folder))
     sweep.start()
     sweep.start()
-    sweep.until_begun(4)  # two commands of each driver
+    sweep.wait_until_started(4)  # two commands of each driver
     sweep.open()
     for driver in sweep.drivers:
-        driver.communicate(timeout=_PATIENCE)
+        driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert [sweep.counts[f"begin {n}"] for n in range(TASKS)] == [1] * TASKS
     assert sweep.counts["end"] == TASKS
 
@@ -148,10 +148,10 @@ def test_each_driver_of_a_search_reports_all_trials(sweep: Sweep) -> None:
     pytest.importorskip("optuna")
     sweep.write_search(4)
     drivers = [sweep.start(), sweep.start()]
-    sweep.until_begun(4)
+    sweep.wait_until_started(4)
     sweep.open()
     for driver in drivers:
-        output, _ = driver.communicate(timeout=_PATIENCE)
+        output, _ = driver.communicate(timeout=_TIMEOUT_SECONDS)
         assert "4 tasks in" in output
     assert sweep.counts["end"] == 4
 
@@ -163,43 +163,43 @@ def test_tasks_of_a_killed_driver_are_finished_by_another(sweep: Sweep, search: 
         pytest.importorskip("optuna")
         sweep.write_search(4)
     killed = sweep.start()
-    sweep.until_begun(2)
+    sweep.wait_until_started(2)
     other = sweep.start()
-    sweep.until_begun(4)
-    for begun in read_journal(sweep.folder)[2:4]:
-        sweep.open(begun.split()[1])
-    _until(lambda: Counter(sweep.states.values()) == {"running": 2, "success": 2})
+    sweep.wait_until_started(4)
+    for line in read_journal(sweep.folder)[2:4]:
+        sweep.open(line.split()[1])
+    _wait_until(lambda: Counter(sweep.states.values()) == {"running": 2, "success": 2})
     assert other.stdout is not None
     assert any("waiting for 2 tasks" in line for line in iter(other.stdout.readline, ""))
     killed.kill()
     killed.wait()
-    sweep.until_begun(6)  # once all processes of the killed driver have ended
+    sweep.wait_until_started(6)  # once all processes of the killed driver have ended
     sweep.open()
-    output, _ = other.communicate(timeout=_PATIENCE)
+    output, _ = other.communicate(timeout=_TIMEOUT_SECONDS)
     assert other.returncode == 0 and "4 success" in output
     assert (sweep.counts["begin"], sweep.counts["end"]) == (6, 4)
 
 
 def test_failed_task_restarts_at_its_failed_command(sweep: Sweep) -> None:
-    fails = "import pathlib, sys; sys.exit(0 if pathlib.Path(sys.argv[1], 'luck').exists() else 'no luck')"
+    program = "import pathlib, sys; sys.exit(0 if pathlib.Path(sys.argv[1], 'luck').exists() else 'no luck')"
     sweep.open()
-    unlucky = python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
-    sweep.write(2, gated_command(sweep.folder), unlucky)
+    failing_command = python_command(sweep.folder, program, shlex.quote(sweep.folder.as_posix()))
+    sweep.write(2, gated_command(sweep.folder), failing_command)
     code, output = sweep.run()
     assert code == 7 and "c1: no luck" in output and "--failed" in output
     assert set(sweep.states.values()) == {"failed"}
-    sweep.write(3, gated_command(sweep.folder), unlucky)
+    sweep.write(3, gated_command(sweep.folder), failing_command)
     (sweep.folder / "luck").touch()
     assert sweep.run("--failed")[0] == 0
-    assert sweep.counts["begin"] == 2, "neither a successful command nor a task that has not failed runs"
+    assert sweep.counts["begin"] == 2, "neither a successful command nor a task that has not failed may run"
     assert sweep.run("--force")[0] == 0
     assert sweep.counts["begin"] == 5
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
 def test_command_that_removes_its_log_fails_with_its_exit_code(sweep: Sweep) -> None:
-    removes = "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
-    sweep.write(1, python_command(sweep.folder, removes, "{_output}"))
+    program = "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
+    sweep.write(1, python_command(sweep.folder, program, "{_output}"))
     code, output = sweep.run()
     assert code == 7 and "c0: exit code 3" in output
 
@@ -217,12 +217,12 @@ def test_only_selected_commands_run_and_the_others_run_later(sweep: Sweep) -> No
 def test_driver_with_one_command_leaves_the_other_commands(sweep: Sweep) -> None:
     sweep.write(4, gated_command(sweep.folder), python_command(sweep.folder, "print(3)"))
     full = sweep.start()
-    sweep.until_begun(2)
+    sweep.wait_until_started(2)
     partial = sweep.start("-c", "c0")
-    sweep.until_begun(4)
+    sweep.wait_until_started(4)
     sweep.open()
     for driver in (full, partial):
-        driver.communicate(timeout=_PATIENCE)
+        driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert sweep.counts["begin"] == 4
     assert sweep.run()[0] == 0  # commands that the second driver left after the first had ended
     assert len([*sweep.output.glob("*/log.c1.*")]) == 4 and sweep.counts["begin"] == 4
@@ -239,7 +239,7 @@ def test_task_that_cannot_run_fails_alone(sweep: Sweep) -> None:
     assert sweep.states == {"N_0": "queued", "N_1": "success"}
 
 
-_LEAVES_BY_FILE = """
+_EXITS_BY_STOP_FILE = """
 import os, pathlib, threading, time
 def leave():
     while not pathlib.Path(os.environ["MMFW_STOP_FILE"]).exists():
@@ -248,7 +248,7 @@ def leave():
     os._exit(0)
 threading.Thread(target=leave, daemon=True).start()
 """
-_LEAVES_BY_SIGNAL = """
+_EXITS_BY_SIGNAL = """
 import signal, sys
 def leave(*_):
     print("saved", flush=True)
@@ -259,16 +259,16 @@ signal.signal(signal.SIGTERM, leave)
 
 @requires_signals
 @pytest.mark.parametrize(
-    ("name", "leaves"),
-    [("SIGINT", _LEAVES_BY_FILE), ("SIGTERM", _LEAVES_BY_FILE), ("SIGINT", _LEAVES_BY_SIGNAL)],
-    ids=["Ctrl+C", "SIGTERM", "a command that knows no stop file gets a signal"],
+    ("name", "program"),
+    [("SIGINT", _EXITS_BY_STOP_FILE), ("SIGTERM", _EXITS_BY_STOP_FILE), ("SIGINT", _EXITS_BY_SIGNAL)],
+    ids=["Ctrl+C", "SIGTERM", "signal for a command without a stop file"],
 )
-def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: str, leaves: str) -> None:
-    sweep.write(4, gated_command(sweep.folder, leaves))
+def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: str, program: str) -> None:
+    sweep.write(4, gated_command(sweep.folder, program))
     driver = sweep.start()
-    sweep.until_begun(2)
+    sweep.wait_until_started(2)
     driver.send_signal(getattr(signal, name))
-    output, _ = driver.communicate(timeout=_PATIENCE)
+    output, _ = driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert driver.returncode == 130
     assert "run `mmfw sweep run" in output
     assert list(sweep.states.values()) == ["queued"] * 4  # stopped commands did not finish
@@ -279,14 +279,14 @@ def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: s
 def test_second_ctrl_c_kills_commands_that_do_not_exit(sweep: Sweep) -> None:
     sweep.write(2, gated_command(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"))
     driver = sweep.start()
-    sweep.until_begun(2)
+    sweep.wait_until_started(2)
     driver.send_signal(signal.SIGINT)
     assert driver.stdout is not None
     while "stay queued" not in driver.stdout.readline():
         pass
     time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first Ctrl+C was counted before its message was printed
     driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=_PATIENCE)
+    driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert driver.returncode == 130
     sweep.open()
     assert sweep.run()[0] == 0
@@ -300,9 +300,9 @@ def test_forced_tasks_not_started_before_a_stop_run_later(sweep: Sweep) -> None:
     assert sweep.run()[0] == 0
     (sweep.folder / "open").unlink()
     driver = sweep.start("--force")
-    sweep.until_begun(5)
+    sweep.wait_until_started(5)
     driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=_PATIENCE)
+    driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert list(sweep.states.values()) == ["queued"] * 3
     sweep.open()
     assert sweep.run()[0] == 0
@@ -319,7 +319,7 @@ def test_missing_program_fails_its_task(sweep: Sweep) -> None:
 def test_values_are_passed_unchanged_to_commands(sweep: Sweep) -> None:
     values = ["two words", "quote's", 'double "d"', "$HOME `x`", "back\\slash", "Привет", "[n]", "{n}", "%PATH%"]
     program = "import sys, json; print(json.dumps(sys.argv[1:]))"
-    sweep.write({"v": values}, *(python_command(sweep.folder, program, word) for word in ("{v}", "[v]")))
+    sweep.write({"v": values}, *(python_command(sweep.folder, program, placeholder) for placeholder in ("{v}", "[v]")))
     assert sweep.run()[0] == 0
     printed = [json.loads(log.read_text(encoding="utf-8")) for log in sweep.output.glob("*/log.*")]
     assert sorted(printed) == sorted([*([value] for value in values), *(["--v", value] for value in values)])
@@ -334,7 +334,7 @@ def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     assert create_local_slots(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_all_gpus_of_its_slot_with_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     several, one = (slot.environment for slot in create_local_slots(["0,1", "1"], None))
     assert (several["CUDA_VISIBLE_DEVICES"], several["MMFW_NPROC"]) == ("0,1", "auto")
@@ -360,17 +360,17 @@ def test_driver_waits_for_a_task_that_another_driver_is_finishing(sweep: Sweep) 
         assert driver.stdout is not None
         assert any("waiting for 1 tasks" in line for line in iter(driver.stdout.readline, ""))
         task.save(folder)
-    output, _ = driver.communicate(timeout=_PATIENCE)
+    output, _ = driver.communicate(timeout=_TIMEOUT_SECONDS)
     assert driver.returncode == 0 and "1 success" in output and "running" not in output
 
 
 def test_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
     sweep.write(1, gated_command(sweep.folder))
     driver = sweep.start()
-    sweep.until_begun(1)
+    sweep.wait_until_started(1)
     with pytest.raises(InUseError, match="is in use by"):
         remove_sweep(SweepFolder(sweep.output))
     sweep.open()
-    driver.communicate(timeout=_PATIENCE)
+    driver.communicate(timeout=_TIMEOUT_SECONDS)
     remove_sweep(SweepFolder(sweep.output))
     assert not sweep.output.exists()

@@ -22,7 +22,7 @@ pandas_testing = LazyModule("pandas.testing")
 
 pytestmark = requires_package("pandas")
 
-only_where_mlrunner_runs = pytest.mark.skipif(sys.platform == "win32", reason="mlrunner does not run on Windows")
+requires_mlrunner_platform = pytest.mark.skipif(sys.platform == "win32", reason="mlrunner does not run on Windows")
 WITHOUT_LOG = "lr_0.01-seed_1"
 
 
@@ -61,7 +61,7 @@ def last_accuracy(path: Path, experiment: Any, caches: dict[str, Any]) -> None:
         caches[path.name] = log.name
 
 
-def examined(output: Path, *parsers: Any, **options: Any) -> Examiner:
+def run_examiner(output: Path, *parsers: Any, **options: Any) -> Examiner:
     examiner = Examiner()
     for parser in parsers or [last_accuracy]:
         examiner.add(parser)
@@ -75,41 +75,41 @@ def sorted_table(examiner: Any) -> Any:
 
 
 @pytest.mark.wide
-@only_where_mlrunner_runs
+@requires_mlrunner_platform
 @pytest.mark.parametrize("regex", [".*", "lr_0.1-", "seed_[01]$"])
 def test_table_equals_mlrunners(output: Path, regex: str) -> None:
-    from mlrunner.examine import Examiner as Theirs
+    from mlrunner.examine import Examiner as MlrunnerExaminer
 
-    theirs = Theirs()
-    theirs.add(last_accuracy)
-    theirs.exam(str(output), regex)
-    ours = examined(output, regex=regex)
-    pandas_testing.assert_frame_equal(sorted_table(theirs), sorted_table(ours))
-    assert list(theirs.table().columns) == list(ours.table().columns)
-    assert theirs.caches == ours.caches
-    assert {name: tuple(experiment) for name, experiment in theirs.experiments.items()} == {
-        name: tuple(experiment) for name, experiment in ours.experiments.items()
+    mlrunner_examiner = MlrunnerExaminer()
+    mlrunner_examiner.add(last_accuracy)
+    mlrunner_examiner.exam(str(output), regex)
+    examiner = run_examiner(output, regex=regex)
+    pandas_testing.assert_frame_equal(sorted_table(mlrunner_examiner), sorted_table(examiner))
+    assert list(mlrunner_examiner.table().columns) == list(examiner.table().columns)
+    assert mlrunner_examiner.caches == examiner.caches
+    assert {name: tuple(experiment) for name, experiment in mlrunner_examiner.experiments.items()} == {
+        name: tuple(experiment) for name, experiment in examiner.experiments.items()
     }
 
 
 @pytest.mark.wide
-@only_where_mlrunner_runs
+@requires_mlrunner_platform
 def test_latest_log_equals_mlrunners(output: Path) -> None:
-    from mlrunner.examine import latest_log as theirs
+    from mlrunner.examine import latest_log as mlrunner_latest_log
 
     for folder in (output / "lr_0.1-seed_0", output / WITHOUT_LOG, output / "nowhere"):
         for index in (-3, -2, -1, 0, 1, 2):
-            assert latest_log("train", folder, index) == theirs("train", folder, index)
+            assert latest_log("train", folder, index) == mlrunner_latest_log("train", folder, index)
             assert latest_log("test", str(folder), index) is None
 
 
 @pytest.mark.wide
-@only_where_mlrunner_runs
+@requires_mlrunner_platform
 def test_printed_table_equals_mlrunners(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mlrunner.examine import Examiner as Theirs
+    from mlrunner.examine import Examiner as MlrunnerExaminer
 
     printed = []
-    for examiner in (Theirs(), Examiner()):
+    for examiner in (MlrunnerExaminer(), Examiner()):
         examiner.add(last_accuracy)
         examiner.exam(str(output), "lr_0.1-seed_0", verbose=True)
         examiner.exam(str(output), "lr_0.01-seed_0", verbose=True)
@@ -122,7 +122,7 @@ def test_rows_follow_folder_order_and_parameters_precede_metrics(output: Path) -
     def metrics(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         experiment.metric.update({"a metric": path.name, "another": len(caches)})
 
-    table = examined(output, metrics).table()
+    table = run_examiner(output, metrics).table()
     assert list(table.columns) == ["lr", "seed", "a metric", "another"]
     assert list(table["a metric"]) == sorted(path.name for path in output.iterdir() if path.name != "figures")
 
@@ -130,71 +130,71 @@ def test_rows_follow_folder_order_and_parameters_precede_metrics(output: Path) -
 def test_lists_can_be_parameters(output: Path) -> None:
     add_task(output, "layers", {"lr": 0.1, "layers": [1, 2], "same": [3]})
     add_task(output, "more layers", {"lr": 0.1, "layers": [1, 2, 3], "same": [3]})
-    examiner = examined(output, regex="layers")
+    examiner = run_examiner(output, regex="layers")
     assert list(examiner.table().columns) == ["layers"]
     assert list(examiner.table()["layers"]) == [[1, 2], [1, 2, 3]]
     assert set(examiner.table(concise=False).columns) == {"layers", "lr", "same"}
 
 
 def test_parsers_run_once_in_registration_order(output: Path) -> None:
-    examiner, ran = Examiner(), []
+    examiner, parser_names = Examiner(), []
 
     @examiner.add
     def first(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
-        ran.append("first")
+        parser_names.append("first")
 
     @examiner.add
     def second(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
-        ran.append("second")
+        parser_names.append("second")
 
     assert examiner.add(first) is first
     examiner.exam(output, regex="lr_0.1-seed_0")
-    assert ran == ["first", "second"]
+    assert parser_names == ["first", "second"]
     examiner.exam(output, regex="lr_0.1-seed_2")  # adds to the earlier result
     assert list(examiner.experiments) == ["lr_0.1-seed_0", "lr_0.1-seed_2"]
 
 
 def test_threads_read_folders_in_parallel_with_separate_caches(output: Path) -> None:
-    alone, together = examined(output), examined(output, workers=3)
-    pandas_testing.assert_frame_equal(alone.table(), together.table())
-    assert alone.caches == together.caches and list(alone.caches) == list(together.caches)
-    met = Barrier(6)
+    sequential, parallel = run_examiner(output), run_examiner(output, workers=3)
+    pandas_testing.assert_frame_equal(sequential.table(), parallel.table())
+    assert sequential.caches == parallel.caches and list(sequential.caches) == list(parallel.caches)
+    barrier = Barrier(6)
 
     def parser(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         assert caches == {}
         caches["last"] = path.name
-        met.wait(60)
+        barrier.wait(60)
         experiment.metric["last"] = caches["last"]
 
-    examiner = examined(output, parser, workers=6)
-    assert all(one.metric == {"last": name} for name, one in examiner.experiments.items())
-    assert examiner.caches == {"last": "lr_0.1-seed_2"}, "in the order of the folders"
+    examiner = run_examiner(output, parser, workers=6)
+    assert all(experiment.metric == {"last": name} for name, experiment in examiner.experiments.items())
+    assert examiner.caches == {"last": "lr_0.1-seed_2"}, "later folders must take precedence"
 
 
 def test_folders_without_parameters_are_skipped_with_a_warning(output: Path, caplog: pytest.LogCaptureFixture) -> None:
     (output / "begun").mkdir()
     (output / "begun" / "param").touch()
-    assert len(examined(output).experiments) == 6
+    assert len(run_examiner(output).experiments) == 6
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [str(output / name) in line for name, line in zip(("begun", "figures"), warnings, strict=True)]
 
 
 @pytest.mark.parametrize("workers", [-1, 2])
 def test_parser_error_names_the_folder_and_keeps_the_traceback(output: Path, workers: int) -> None:
-    def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+    def fail_parsing(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         if path.name == "lr_0.1-seed_0":
             raise KeyError("accuracy")
 
     with pytest.raises(DataError) as caught:
-        examined(output, broken, workers=workers)
-    assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: parser broken failed: KeyError: 'accuracy'"
+        run_examiner(output, fail_parsing, workers=workers)
+    assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: parser fail_parsing failed: KeyError: 'accuracy'"
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.__traceback__ is not None
 
 
 def test_no_thread_starts_another_folder_after_a_parser_failed(output: Path) -> None:
     parsed = []
 
-    def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+    def fail_parsing(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         parsed.append(path.name)
         if len(parsed) == 1:
             raise KeyError("accuracy")
@@ -203,8 +203,8 @@ def test_no_thread_starts_another_folder_after_a_parser_failed(output: Path) -> 
             time.sleep(0.01)
 
     with pytest.raises(DataError):
-        examined(output, broken, workers=1)
-    assert len(parsed) <= 2, "the second may have begun before the error was noticed"
+        run_examiner(output, fail_parsing, workers=1)
+    assert len(parsed) <= 2, "at most one other folder may begin before the error is noticed"
 
 
 def _waits_for_threads(thread: Thread) -> bool:
@@ -218,7 +218,7 @@ def test_error_for_invalid_parameters_names_the_file(output: Path, content: str)
     param = output / "lr_0.1-seed_0" / "param"
     param.write_text(content, encoding="utf-8")
     with pytest.raises(DataError) as caught:
-        examined(output)
+        run_examiner(output)
     assert str(caught.value).startswith(f"{param}: ")
 
 

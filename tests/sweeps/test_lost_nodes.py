@@ -37,7 +37,7 @@ def test_task_fails_when_a_fake_cluster_loses_each_of_its_nodes(
     monkeypatch.setattr(RayCluster, "_run_on_node", lose)
     sweep = SweepFolder(tmp_path)
     sweep.task_folder("A_1").path.mkdir()
-    runner = TaskRunner(sweep, {}, shell=False, resume=lambda words, _run: list(words), timestamp="now")
+    runner = TaskRunner(sweep, {}, shell=False, resume=lambda arguments, _run: list(arguments), timestamp="now")
     with pytest.raises(TrainingError, match="the node died") as caught:
         RayCluster(FakeRay(), "").run(runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, TaskSignals)
     assert caught.value.exit_code == 7

@@ -17,8 +17,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.sweeps.folder import MAX_NAME_BYTES, SweepFolder, merge_tasks, read_yaml
 from mmf_win.sweeps.planning import MAX_TASKS, list_tasks, plan_tasks
-from mmf_win.sweeps.specification import render_argv as words
-from mmf_win.sweeps.specification import render_shell_line as line
+from mmf_win.sweeps.specification import render_argv, render_shell_line
 from tests.worlds.small_sweeps import make_specification, write_ended_task
 
 # Written for this test; uses all features of mlrunner 0.5.9.
@@ -110,7 +109,7 @@ def test_every_value_yields_a_portable_folder_and_a_single_word(name: str, value
     for task in plan_tasks(specification).tasks:
         assert is_portable(task.name)
         assert Path("sweep", task.name).resolve().parent == Path("sweep").resolve()
-        assert words("echo {a}", task.values) == ["echo", str(task.values["a"])]
+        assert render_argv("echo {a}", task.values) == ["echo", str(task.values["a"])]
 
 
 WRONG = {
@@ -134,14 +133,14 @@ def test_invalid_specification_is_rejected_before_anything_runs(
 
 def test_placeholders_are_filled_like_in_mlrunner() -> None:
     values = {"s": "a 'b' \"c\"", "yes": True, "no": False, "n": 1.5, "_output": "out/x"}
-    assert words("run [s] {s}/x [yes] [no] [n] --n={n} {_output}", values) == [
+    assert render_argv("run [s] {s}/x [yes] [no] [n] --n={n} {_output}", values) == [
         *("run", "--s", "a 'b' \"c\"", "a 'b' \"c\"/x", "--yes", "--n", "1.5", "--n=1.5", "out/x")
     ]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another shell on Windows")
 def test_values_are_quoted_in_a_shell_line() -> None:
-    assert line("echo {a} |\n  cat", {"a": "x'y $z"}) == "echo 'x'\"'\"'y $z' | cat"
+    assert render_shell_line("echo {a} |\n  cat", {"a": "x'y $z"}) == "echo 'x'\"'\"'y $z' | cat"
 
 
 def test_sample_is_reproducible_and_ordered() -> None:

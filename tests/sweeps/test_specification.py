@@ -10,8 +10,7 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.sweeps.grid import find_equal_numbers, preset_specification_text
 from mmf_win.sweeps.planning import plan_tasks
-from mmf_win.sweeps.specification import Choice, find_surprising_readings, parse_specification, read_text
-from mmf_win.sweeps.specification import render_argv as words
+from mmf_win.sweeps.specification import Choice, find_surprising_readings, parse_specification, read_text, render_argv
 from tests.worlds.small_sweeps import ROOT, make_specification
 
 HEAD = "template: {train: 'echo {lr}'}\n"
@@ -106,8 +105,8 @@ def test_error_for_a_binary_file_names_it(tmp_path: Path) -> None:
 def test_path_argument_may_contain_placeholder_characters(path: str) -> None:
     specification = make_specification(preset_specification_text(path, [7], ["a[0].lr=1,2"], ["--data-dir", path]))
     task = plan_tasks(specification).tasks[0]
-    filled = words(specification.template["train"], task.values)
-    assert filled == ["mmfw", "train", path, "--data-dir", path, "a[0].lr=1", "--seed", "7"]
+    arguments = render_argv(specification.template["train"], task.values)
+    assert arguments == ["mmfw", "train", path, "--data-dir", path, "a[0].lr=1", "--seed", "7"]
     assert task.name == "Lr_1-Seed_7"
 
 

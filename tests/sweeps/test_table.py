@@ -14,8 +14,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.sweeps.folder import SweepFolder, load_started_tasks, write_yaml
 from mmf_win.sweeps.planning import plan_tasks
-from mmf_win.sweeps.table import build_table, flatten_row, read_task_progress
-from mmf_win.sweeps.table import find_trained_runs as trained_ones
+from mmf_win.sweeps.table import build_table, find_trained_runs, flatten_row, read_task_progress
 from tests.worlds.event_log import EventLog
 from tests.worlds.small_sweeps import ROOT, make_specification, write_ended_task, write_finished_run
 
@@ -59,13 +58,13 @@ def test_best_combination_is_first_with_mean_and_deviation(sweep: SweepFolder) -
 
 
 def test_task_without_a_score_is_not_counted(sweep: SweepFolder) -> None:
-    without, scored, *_ = load_started_tasks(sweep)
-    for task in (without, scored):  # as if a driver had run only some of their commands
+    unscored, scored, *_ = load_started_tasks(sweep)
+    for task in (unscored, scored):  # as if a driver had run only some of their commands
         write_ended_task(sweep, task)
         replace(task, state="queued").save(sweep.task_folder(task.name))
-    shutil.rmtree(sweep.task_folder(without.name).path / "demo")
+    shutil.rmtree(sweep.task_folder(unscored.name).path / "demo")
     runs = {line.parameters["lr"]: line.run_count for line in build_table(sweep)}
-    assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {without.values["lr"]: 2}
+    assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {unscored.values["lr"]: 2}
 
 
 def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFolder) -> None:
@@ -88,7 +87,7 @@ def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFold
         ({"metric": "dev_seen_auroc"}, "no metric dev_seen_auroc"),
         ({"metric": "nope"}, "no metric nope"),
         ({"baseline": ["lr=7"]}, "matches 0 combinations"),
-        *(({"baseline": [word]}, f"invalid --baseline '{word}'") for word in ("seven", "")),
+        *(({"baseline": [baseline]}, f"invalid --baseline '{baseline}'") for baseline in ("seven", "")),
     ],
 )
 def test_invalid_metric_or_baseline_is_rejected(sweep: SweepFolder, options: dict[str, str], message: str) -> None:
@@ -107,7 +106,7 @@ def test_invalid_metric_or_baseline_is_rejected(sweep: SweepFolder, options: dic
 
 
 def test_trained_runs_have_the_differing_parameters(sweep: SweepFolder) -> None:
-    runs = trained_ones(sweep)
+    runs = find_trained_runs(sweep)
     assert len(runs) == 9
     assert {tuple(values) for values in runs.values()} == {("lr",)}
 
@@ -162,12 +161,14 @@ def test_notebook_code_in_the_guide_runs(sweep: SweepFolder, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
-@pytest.mark.parametrize("odd", ["NaN", "Infinity", "-Infinity", '"nan"', "1e999", str(10**400)])
-def test_nonfinite_value_sorts_as_missing(user_dir: Path, odd: str, direction: str) -> None:
+@pytest.mark.parametrize("nonfinite", ["NaN", "Infinity", "-Infinity", '"nan"', "1e999", str(10**400)])
+def test_nonfinite_value_sorts_as_missing(user_dir: Path, nonfinite: str, direction: str) -> None:
     head = f"search: {{trials: 3, metric: 'r.json:x', direction: {direction}, parameters: {{lr: [1]}}}}"
     text = f"template: {{t: 'echo {{lr}}'}}\n{head}\n---\nlr: [1, 2, 3, 4]\n"
     folder = SweepFolder(user_dir / "sweep")
-    for task, value in zip(plan_tasks(make_specification(text)).tasks, (odd, "0.5", odd, "0.7"), strict=True):
+    for task, value in zip(
+        plan_tasks(make_specification(text)).tasks, (nonfinite, "0.5", nonfinite, "0.7"), strict=True
+    ):
         write_ended_task(folder, task)
         (folder.task_folder(task.name).path / "r.json").write_text(f'{{"x": {value}}}', encoding="utf-8")
     folder.specification.write_text(text, encoding="utf-8")

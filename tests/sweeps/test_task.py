@@ -35,7 +35,7 @@ from tests.worlds.small_sweeps import (
 )
 
 _CPU = Slot(0, "cpu", {})
-_FAILS = "import sys; sys.exit('no')"
+_FAILING_PROGRAM = "import sys; sys.exit('no')"
 
 
 def _make_specification(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
@@ -79,7 +79,7 @@ def test_successful_task_has_no_remaining_commands(sweep: SweepFolder) -> None:
 
 def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -> None:
     first = _load_tasks(sweep)[0]
-    failed, _ = _run(sweep, first, "", _FAILS)
+    failed, _ = _run(sweep, first, "", _FAILING_PROGRAM)
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
     assert load_task(sweep.task_folder("A_1")) == replace(failed, commands=("train", "test"))
     current = _load_tasks(sweep)[0]
@@ -91,14 +91,14 @@ def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -
 
 def test_finished_commands_can_be_reset(sweep: SweepFolder) -> None:
     _run(sweep, _load_tasks(sweep)[0])
-    for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
+    for commands, remaining in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
         with file_lock(sweep.task_folder("A_1").lock), pytest.raises(UsageError):
             _load_tasks(sweep)[0].with_commands_reset(commands).reset_record(
                 sweep.task_folder("A_1"), UsageError("busy")
             )
         assert _load_tasks(sweep)[0].remaining_commands == []
         _load_tasks(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
-        assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].remaining_commands) == ("queued", left)
+        assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].remaining_commands) == ("queued", remaining)
         _run(sweep, _load_tasks(sweep)[0])
     assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].starts) == ("success", 3)
     _load_tasks(sweep)[1].with_commands_reset(["train"]).reset_record(sweep.task_folder("A_2"), UsageError("busy"))
@@ -122,9 +122,9 @@ def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
         write_ended_task(sweep, task)
     late = plan_tasks(_make_specification(default=5)).tasks[0]  # planned before the others started
     assert _run(sweep, late)[0].state == "success"
-    now = _load_tasks(sweep, _make_specification(default=5))
-    assert [task.state for task in now] == ["success", "queued", "queued"]
-    assert len({task.name.casefold() for task in [*load_started_tasks(sweep), *now]}) == 6
+    current_tasks = _load_tasks(sweep, _make_specification(default=5))
+    assert [task.state for task in current_tasks] == ["success", "queued", "queued"]
+    assert len({task.name.casefold() for task in [*load_started_tasks(sweep), *current_tasks]}) == 6
     assert read_yaml(sweep.task_folder("A_1").param)["b"] == 0
 
 
@@ -184,7 +184,7 @@ def test_missing_task_files_are_an_error_before_commands_run_again(
     sweep: SweepFolder, name: str, content: str | None
 ) -> None:
     folder = sweep.task_folder("A_1")
-    _run(sweep, _load_tasks(sweep)[0], _FAILS)
+    _run(sweep, _load_tasks(sweep)[0], _FAILING_PROGRAM)
     write_finished_run(folder, 0.5)
     require_intact_records(folder)
     _load_tasks(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
@@ -198,7 +198,7 @@ def test_missing_task_files_are_an_error_before_commands_run_again(
 
 def test_error_for_a_wrong_type_names_the_field(sweep: SweepFolder) -> None:
     folder = sweep.task_folder("A_1")
-    _run(sweep, _load_tasks(sweep)[0], _FAILS)
+    _run(sweep, _load_tasks(sweep)[0], _FAILING_PROGRAM)
     write_finished_run(folder, 0.5)
     write_json(folder.record_file, {**read_json(folder.record_file), "finished": 5})
     with pytest.raises(DataError, match=r"task\.json is missing or damaged .*array.*int.*\$\.finished"):
@@ -207,8 +207,19 @@ def test_error_for_a_wrong_type_names_the_field(sweep: SweepFolder) -> None:
 
 def test_names_in_files_and_records_cannot_lead_outside_the_sweep_folder(sweep: SweepFolder) -> None:
     (sweep.path.parent / "victim").mkdir()
-    odd = ["..", "../victim", "/", "/etc", "C:\\x", "..\\victim", "\\\\host\\x", "", "nul", "a/../../victim/.."]
-    for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
+    values = [
+        "..",
+        "../victim",
+        "/",
+        "/etc",
+        "C:\\x",
+        "..\\victim",
+        "\\\\host\\x",
+        "",
+        "nul",
+        "a/../../victim/..",
+    ]
+    for value in [*values, str(sweep.path.parent / "victim" / "..")]:
         for key in ("a", "../../victim", "/victim", ".."):
             specification = Specification({"t": "echo"}, (Choice({key: [value]}),))
             for task in plan_tasks(specification).tasks:
@@ -237,5 +248,10 @@ def test_record_of_an_earlier_version_without_commands_is_read(sweep: SweepFolde
     write_yaml(folder.param, {**task.values, "_scripts": {"train": "echo 1 0"}})
     write_yaml(folder.stat, {"train": "finished", "test": "failed"})
     write_json(folder.record_file, {"state": "failed", "starts": 2})
-    now, *_ = _load_tasks(sweep)
-    assert (now.name, now.state, now.remaining_commands, now.starts) == (task.name, "failed", ["test"], 2)
+    loaded, *_ = _load_tasks(sweep)
+    assert (loaded.name, loaded.state, loaded.remaining_commands, loaded.starts) == (
+        task.name,
+        "failed",
+        ["test"],
+        2,
+    )

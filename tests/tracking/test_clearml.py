@@ -32,9 +32,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStu
         yield servers
 
 
-def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
+def push(world: ReportWorld, *arguments: object, code: int = 0) -> Any:
     """Push missing data in a separate process; return its result, or its error output."""
-    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--to", "clearml", "--json"]
+    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, arguments), "--to", "clearml", "--json"]
     environ = {**os.environ, "PYTHONUTF8": "1", "MMFW_PASSWORD": "s3cret-s3cret"}
     ended = subprocess.run(
         [*command, "--save-dir", str(world.save)], capture_output=True, encoding="utf-8", env=environ
@@ -43,7 +43,7 @@ def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
     return ended.stderr if code else json.loads(ended.stdout)
 
 
-def losses(run: Run) -> list[tuple[int, int, float]]:
+def read_losses(run: Run) -> list[tuple[int, int, float]]:
     """Return update, milliseconds and loss of each training event."""
     lines = map(json.loads, run.events.read_text(encoding="utf-8").splitlines())
     return [(e["update"], round(e["t"] * 1000), e["loss"]) for e in lines if e["kind"] == "train"]
@@ -58,7 +58,7 @@ def test_stub_receives_the_data_of_a_run_once(world: ReportWorld, stub: ClearMLS
     task = stub.task()
     assert (pushed["id"], pushed["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
     assert pushed["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
-    assert stub.series("loss", "train") == losses(run)
+    assert stub.series("loss", "train") == read_losses(run)
     assert [update for update, _, _ in stub.series("auroc", "val")] == [30, 60, 90, 120]
     assert stub.series("auroc", SPLIT) == [(0, round((START_TIME + 7) * 1000), 0.75)]
     params = stub.hyperparameters("mmfw")
@@ -117,22 +117,22 @@ def test_stub_receives_the_outcome_of_a_run(
     assert stub.task()["status"] == status
 
 
-@pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files", "dropped"])
+@pytest.mark.parametrize("refused_action", ["auth.login", "tasks.create", "events.add_batch", "files", "dropped"])
 def test_data_rejected_by_a_stub_is_an_error_and_sent_later(
-    world: ReportWorld, stub: ClearMLStub, refused: str
+    world: ReportWorld, stub: ClearMLStub, refused_action: str
 ) -> None:
     run = world.add_run()
-    stub.refused_actions.add(refused)
-    stub.dropped_actions |= {"events.add_batch"} if refused == "dropped" else set()
+    stub.refused_actions.add(refused_action)
+    stub.dropped_actions |= {"events.add_batch"} if refused_action == "dropped" else set()
     error = push(world, code=6)
-    passes = refused in ("files", "dropped")  # the file server returns 500
-    later = "again later" if passes else "again after fixing the problem"
-    assert later in error and ("does not answer" in error) == (refused == "dropped")
+    is_temporary = refused_action in ("files", "dropped")  # the file server returns 500
+    later = "again later" if is_temporary else "again after fixing the problem"
+    assert later in error and ("does not answer" in error) == (refused_action == "dropped")
     stub.refused_actions.clear()
     stub.dropped_actions.clear()
     [pushed] = push(world)
     task = stub.task()
-    assert pushed["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)
+    assert pushed["new"] and task["status"] == "completed" and stub.series("loss", "train") == read_losses(run)
     assert [artifact["key"] for artifact in task["execution"]["artifacts"]] == ["request.json"]
 
 
@@ -148,8 +148,8 @@ def test_unreachable_server_is_an_error_and_recorded_by_a_follower(world: Report
     stub.stop_servers()
     assert "again later" in push(world, code=6)
     assert run_follower("clearml", run).returncode == 3
-    [note] = map(json.loads, (file.read_text(encoding="utf-8") for file in run.tracking.glob("*.json")))
-    assert note["error"] and note["id"] is None
+    [upload_state] = map(json.loads, (file.read_text(encoding="utf-8") for file in run.tracking.glob("*.json")))
+    assert upload_state["error"] and upload_state["id"] is None
 
 
 def test_stub_receives_runs_of_a_sweep_as_its_children(world: ReportWorld, stub: ClearMLStub) -> None:
@@ -206,23 +206,25 @@ def test_offline_session_can_be_imported_into_a_stub(
 ) -> None:
     run = world.add_run(overrides=["env.api_token=hunter2-hunter2"])
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
-    [lost] = push(world)
+    [lost_session] = push(world)
     assert not push(world)[0]["new"]
-    session = Path(lost["link"])
+    session = Path(lost_session["link"])
     remove_tree(session)
     (run.checkpoints / "config.yaml").parent.mkdir()
     (run.checkpoints / "config.yaml").write_text("lr: 1\n", encoding="utf-8")
     [pushed] = push(world)
-    assert pushed["link"] == lost["link"] and pushed["id"] != lost["id"]
-    kept = json.loads((session / "task.json").read_text(encoding="utf-8"))
-    assert kept["id"] == pushed["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
+    assert pushed["link"] == lost_session["link"] and pushed["id"] != lost_session["id"]
+    stored_task = json.loads((session / "task.json").read_text(encoding="utf-8"))
+    assert (
+        stored_task["id"] == pushed["id"] and stored_task["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
+    )
     assert stub.requests == []
     monkeypatch.delenv("CLEARML_OFFLINE_MODE")
     imports = "import sys; from clearml import Task; Task.import_offline_session(sys.argv[1])"
     ended = subprocess.run([sys.executable, "-c", imports, str(session)], capture_output=True, encoding="utf-8")
     assert ended.returncode == 0, ended.stderr
     task = stub.task()
-    assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", kept["tags"])
-    assert stub.series("loss", "train") == losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
+    assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", stored_task["tags"])
+    assert stub.series("loss", "train") == read_losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
     files = {artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]}
     assert files.keys() == {"config.yaml", "request.json"} and b"<secret>" in files["request.json"]

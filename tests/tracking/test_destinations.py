@@ -21,8 +21,8 @@ from tests.worlds.report_world import ReportWorld
 from tests.worlds.tools import MmfwRunner, requires_package
 
 pytestmark = pytest.mark.wide
-needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearml")
-needs_mlflow = requires_package("mlflow")
+requires_wandb, requires_clearml = requires_package("wandb"), requires_package("clearml")
+requires_mlflow = requires_package("mlflow")
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +37,22 @@ def mmfw_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def push(world: ReportWorld, *words: object, code: int = 0) -> tuple[Any, str]:
-    """Run ``mmfw track push`` in a separate process; return its result and its notes."""
-    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--json"]
-    done = subprocess.run(
+def push(world: ReportWorld, *arguments: object, code: int = 0) -> tuple[Any, str]:
+    """Run ``mmfw track push`` in a separate process; return its result and its messages."""
+    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, arguments), "--json"]
+    process = subprocess.run(
         [*command, "--save-dir", str(world.save)],
         capture_output=True,
         encoding="utf-8",
         env={**os.environ, "PYTHONUTF8": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
-    return json.loads(done.stdout) if code == 0 else None, done.stderr
+    assert process.returncode == code and "Traceback" not in process.stderr, process.stderr
+    return json.loads(process.stdout) if code == 0 else None, process.stderr
 
 
-@needs_wandb
+@requires_wandb
 @pytest.mark.parametrize("source", ["WANDB_MODE=offline", "WANDB_MODE=dryrun", "wandb/settings", "settings"])
-def test_offline_run_is_in_a_folder_and_a_note_says_so(
+def test_offline_run_is_stored_in_a_folder_and_reported(
     world: ReportWorld, mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
@@ -61,14 +61,14 @@ def test_offline_run_is_in_a_folder_and_a_note_says_so(
     else:
         (mmfw_home / source).parent.mkdir(exist_ok=True)
         (mmfw_home / source).write_text("[default]\nmode = offline\n", encoding="utf-8")
-    [pushed], notes = push(world, "--to", "wandb")
+    [pushed], messages = push(world, "--to", "wandb")
     [sent] = load_upload_states(run)
     assert pushed["upload"] == sent.upload == sent.address.split()[0] == "offline"
     assert sent.link == str(run.tracking) and len(list_folders(run)) == 1
-    assert "W&B is offline; run `wandb sync" in notes
+    assert "W&B is offline; run `wandb sync" in messages
 
 
-@needs_wandb
+@requires_wandb
 @pytest.mark.parametrize("source", ["WANDB_MODE=disabled", "wandb/settings"])
 def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
     world: ReportWorld, mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
@@ -79,31 +79,31 @@ def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
     else:
         (mmfw_home / source).parent.mkdir()
         (mmfw_home / source).write_text("[default]\nmode = disabled\n", encoding="utf-8")
-    _, notes = push(world, "--to", "wandb", code=2)
-    assert "nothing is uploaded" in notes and "WANDB_MODE=online" in notes
+    _, messages = push(world, "--to", "wandb", code=2)
+    assert "nothing is uploaded" in messages and "WANDB_MODE=online" in messages
     assert load_upload_states(run) == [] and not run.tracking.exists()
     assert run_follower("wandb", run).returncode == 3
     assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), (
         "a follower must not record data as sent either"
     )
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
-    assert "nothing is uploaded" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "the training starts anyway"
+    assert "nothing is uploaded" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, (
+        "the training must start anyway"
+    )
 
 
-@needs_clearml
-def test_note_says_that_clearml_is_offline(
-    world: ReportWorld, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@requires_clearml
+def test_offline_clearml_is_reported(world: ReportWorld, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world.add_run()
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
     monkeypatch.setenv("CLEARML_CACHE_DIR", str(mmfw_home))
-    [pushed], notes = push(world, "--to", "clearml")
+    [pushed], messages = push(world, "--to", "clearml")
     [sent] = load_upload_states(run)
     assert pushed["upload"] == sent.upload == "offline" and Path(pushed["link"]).parent == mmfw_home / "offline"
-    assert "import_offline_session" in notes
+    assert "import_offline_session" in messages
 
 
-@needs_mlflow
+@requires_mlflow
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+pysqlite"])
 def test_local_store_is_reported_and_differs_per_folder(
     world: ReportWorld, mmfw_home: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
@@ -111,9 +111,9 @@ def test_local_store_is_reported_and_differs_per_folder(
     pytest.importorskip("sqlalchemy")
     run = world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}:///mlflow.db")
-    [pushed], notes = push(world, "--to", "mlflow")
-    assert pushed["upload"] == "local" and "a store on this machine" in notes
-    assert str(mmfw_home / "mlflow.db") in notes and (mmfw_home / "mlflow.db").is_file()
+    [pushed], messages = push(world, "--to", "mlflow")
+    assert pushed["upload"] == "local" and "a store on this machine" in messages
+    assert str(mmfw_home / "mlflow.db") in messages and (mmfw_home / "mlflow.db").is_file()
     assert not push(world, "--to", "mlflow")[0][0]["new"]
     (mmfw_home / "other").mkdir()
     monkeypatch.chdir(mmfw_home / "other")
@@ -166,7 +166,7 @@ def test_invalid_destination_is_rejected_before_training(
     assert message in mmfw.err and "later" not in mmfw.err and "dataset" not in mmfw.err
 
 
-@needs_mlflow
+@requires_mlflow
 @pytest.mark.parametrize("package", ["alembic", "sqlalchemy", "psycopg2"])
 def test_error_for_a_missing_database_package_names_it(
     package: str, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +178,7 @@ def test_error_for_a_missing_database_package_names_it(
     assert "`pip install sqlalchemy alembic`" in mmfw.err
 
 
-@needs_mlflow
+@requires_mlflow
 def test_folder_allowed_by_mlflow_is_used(world: ReportWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./runs")
@@ -216,7 +216,7 @@ def test_clearml_key_is_found_wherever_clearml_looks(
     assert clearml_tracker.ClearMLTracker().require_settings()
 
 
-@needs_mlflow
+@requires_mlflow
 def test_databricks_key_is_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
     monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:9")
@@ -225,7 +225,7 @@ def test_databricks_key_is_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "passes"),
+    ("reason", "is_temporary"),
     [
         ("server does not answer", True),
         ("API request failed with error code 503 != 200", True),
@@ -235,5 +235,5 @@ def test_databricks_key_is_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Invalid API key", False),
     ],
 )
-def test_only_temporary_errors_are_to_be_retried_later(reason: str, passes: bool) -> None:
-    assert (retry_advice(reason) == "later") == passes
+def test_only_temporary_errors_are_retried_later(reason: str, is_temporary: bool) -> None:
+    assert (retry_advice(reason) == "later") == is_temporary

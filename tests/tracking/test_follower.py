@@ -17,9 +17,9 @@ from mmf_win.tracking.upload import UploadOptions, load_upload_states
 from tests.worlds.liveness import HOLD_CONNECTION_CODE, liveness_monitor
 from tests.worlds.report_world import ReportWorld
 
-_UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD_CONNECTION_CODE}\nthreading.Event().wait()"
-_UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
-_STUCK = """\
+_RUN_UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD_CONNECTION_CODE}\nthreading.Event().wait()"
+_RUN_UNTIL_FILE_EXISTS = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+_HANGING_FOLLOWER = """\
 import sys, threading
 import msgspec  # imported before the short timeout starts
 from pathlib import Path
@@ -32,7 +32,7 @@ fake.open_run = lambda run_info: threading.Event().wait()
 sys.exit(follower.follow_run(Run(Path(sys.argv[1])), fake, UploadOptions()))
 """
 # A follower of a run; the recording tracker fails in the methods that follow as arguments.
-_RECORDED = """\
+_RECORDING_FOLLOWER = """\
 import json, sys
 from pathlib import Path
 from mmf_win.runs.folder import Run
@@ -54,29 +54,32 @@ def test_unreachable_tracker_does_not_delay_another_with_fake_followers(
     dead, healthy = create_tracker("clearml"), create_tracker("wandb")
     dead.is_reachable = False
     monkeypatch.setattr(follower, "CTRL_C_TIMEOUT_S", 0.0)
-    with liveness_monitor() as first:
-        scripts = {dead.name: (_UNTIL_KILLED, first.port), healthy.name: (_UNTIL_THERE, str(file))}
+    with liveness_monitor() as first_monitor:
+        scripts = {
+            dead.name: (_RUN_UNTIL_KILLED, first_monitor.port),
+            healthy.name: (_RUN_UNTIL_FILE_EXISTS, str(file)),
+        }
         monkeypatch.setattr(
             follower, "module_command", lambda _module, name, *_: [sys.executable, "-c", *scripts[name]]
         )
 
-        def then() -> None:
-            assert first.wait_until_all_exited()
+        def wait_and_create_file() -> None:
+            assert first_monitor.wait_until_all_exited()
             file.touch()
 
-        ending = Thread(target=then)
+        thread = Thread(target=wait_and_create_file)
         with follower.manage_followers([dead, healthy], UploadOptions(), lambda _run: None) as follow:
             follow(run)
-            first.wait_for_processes()
-            ending.start()
-        ending.join()
-    assert file.exists(), "the second follower was not killed before its end"
+            first_monitor.wait_for_processes()
+            thread.start()
+        thread.join()
+    assert file.exists(), "the second follower must not be killed before its end"
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert dead.name in warning and run.id in warning
 
 
 def test_follower_of_a_hanging_fake_tracker_ends_and_logs_the_location(world: ReportWorld) -> None:
-    command = [sys.executable, "-c", _STUCK, str(world.add_run().path)]
+    command = [sys.executable, "-c", _HANGING_FOLLOWER, str(world.add_run().path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         log = process.stderr.read().decode()  # the input stays open, like while mmfw is running
@@ -87,15 +90,18 @@ def test_failed_upload_is_recorded_and_completed_by_the_next_follower(world: Rep
     run = world.add_run()
     run.tracking.mkdir()
 
-    def follow(*fails: str) -> tuple[int, list[Any]]:
-        command, root = [sys.executable, "-c", _RECORDED, str(run.path), *fails], Path(__file__).parents[2]
-        done = subprocess.run(command, input=b".", stdout=subprocess.PIPE, cwd=root, timeout=300)
-        return done.returncode, json.loads(done.stdout)
+    def follow(*failing_methods: str) -> tuple[int, list[Any]]:
+        command, root = (
+            [sys.executable, "-c", _RECORDING_FOLLOWER, str(run.path), *failing_methods],
+            Path(__file__).parents[2],
+        )
+        process = subprocess.run(command, input=b".", stdout=subprocess.PIPE, cwd=root, timeout=300)
+        return process.returncode, json.loads(process.stdout)
 
     code, (steps, _) = follow("close")
-    assert code and steps, "closing fails after all data was passed to the tracker"
+    assert code and steps, "closing must fail after all data was passed to the tracker"
     [sent] = load_upload_states(run)
-    assert sent.error and not sent.events, "data that may not have arrived is not recorded"
+    assert sent.error and not sent.events, "data that may not have arrived must not be recorded"
     assert follow() == (0, [list(range(10, 121, 10)), ["running", "done"]])
     [sent] = load_upload_states(run)
     assert sent.error is None and sent.state == "done"

@@ -59,15 +59,15 @@ def expected_points(run: Run, name: str, first: int = 0) -> list[tuple[int, int,
     return [(event["update"], round(event["t"] * 1000), event[name]) for event in events]
 
 
-def sender(run: Run, what: UploadOptions | None = None) -> Uploader:
+def make_uploader(run: Run, options: UploadOptions | None = None) -> Uploader:
     """Return an uploader in this process."""
     run.tracking.mkdir(exist_ok=True)
-    return Uploader(run, create_tracker("mlflow"), what or UploadOptions())
+    return Uploader(run, create_tracker("mlflow"), options or UploadOptions())
 
 
-def send(run: Run) -> bool:
+def upload(run: Run) -> bool:
     """Upload the new data."""
-    return sender(run).upload_new()
+    return make_uploader(run).upload_new()
 
 
 def test_data_of_a_run_is_sent_once(
@@ -150,37 +150,37 @@ def test_server_receives_events_from_its_downtime(
 
 def test_run_is_found_by_its_key_after_upload_state_was_lost(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
-    assert send(run)
+    assert upload(run)
     before = mlflow.only_run()
-    for note in run.tracking.glob("*.json"):
-        note.unlink()
-    assert send(run)
+    for state_file in run.tracking.glob("*.json"):
+        state_file.unlink()
+    assert upload(run)
     assert mlflow.points("train/loss") == expected_points(run, "loss")
     assert mlflow.only_run().info.run_id == before.info.run_id
 
 
 def test_deleted_run_is_created_again(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
-    assert send(run)
+    assert upload(run)
     mlflow.client.delete_run(mlflow.only_run().info.run_id)
-    assert not send(run), "no request must be sent to the server"
+    assert not upload(run), "the server must not receive a request"
     append_events(run, attempt_events("2", 120, 140))
-    assert send(run)
+    assert upload(run)
     assert mlflow.points("train/loss") == expected_points(run, "loss")
 
 
 def test_resume_from_an_older_checkpoint_starts_another_branch(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
-    assert send(run)
+    assert upload(run)
     first = len(read_events(run.events))
     append_events(run, attempt_events("2", 60, 150, seed=1, device="cpu"))
     run.save_request(world_request := run.request())
-    assert send(run)
+    assert upload(run)
     assert mlflow.points("train/loss") == expected_points(run, "loss")[:12]
     assert mlflow.points("train/loss/2") == expected_points(run, "loss", first)
     append_events(run, attempt_events("3", 150, 170))  # resumed at the last point, so the branch continues
     append_events(run, attempt_events("4", 100, 120))
-    assert send(run)
+    assert upload(run)
     stored_run = mlflow.only_run()
     assert [step for step, _, _ in mlflow.points("train/loss/2")][-3:] == [150, 160, 170]
     assert [step for step, _, _ in mlflow.points("train/loss/3")] == [110, 120]
@@ -199,14 +199,14 @@ def test_outcome_of_a_run_becomes_its_status_in_mlflow(
     run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
-        assert send(run)
+        assert upload(run)
         assert mlflow.only_run().info.status == "RUNNING"
     if outcome is not None:
         AttemptOutcome(outcome).save(run.outcome_file)
-    assert send(run)
+    assert upload(run)
     assert mlflow.only_run().info.status == status
     with file_lock(run.training_lock_file):  # the run is resumed
-        assert send(run)
+        assert upload(run)
         assert mlflow.only_run().info.status == "RUNNING"
 
 
@@ -217,17 +217,17 @@ def test_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
-    sends = sender(run, UploadOptions(models="best"))
-    assert sends.upload_new(600.0)
+    uploader = make_uploader(run, UploadOptions(models="best"))
+    assert uploader.upload_new(600.0)
     assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "first"
     best.write_bytes(b"second, which is longer")
-    assert not sends.upload_new(600.0)
-    assert sends.upload_new()
+    assert not uploader.upload_new(600.0)
+    assert uploader.upload_new()
     assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
     best.write_bytes(b"third")
-    sends.upload_state.models -= 600
-    assert not sends.upload_new(float("inf"))
-    assert sends.upload_new(600.0)
+    uploader.upload_state.models -= 600
+    assert not uploader.upload_new(float("inf"))
+    assert uploader.upload_new(600.0)
     assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "third"
 
 
@@ -235,21 +235,21 @@ def test_checkpoint_replaced_during_upload_arrives_unchanged(
     world: ReportWorld, mlflow: MlflowExperiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
-    to = create_tracker("mlflow")
+    tracker = create_tracker("mlflow")
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
     last.write_bytes(b"old")
-    real = to.log_artifact
+    log_artifact = tracker.log_artifact
 
-    def file(path: Path, folder: str) -> None:
+    def replace_and_log(path: Path, folder: str) -> None:
         if folder == "checkpoints":
             last.with_suffix(".new").write_bytes(b"new")
             last.with_suffix(".new").replace(last)
-        real(path, folder)
+        log_artifact(path, folder)
 
     run.tracking.mkdir()
-    monkeypatch.setattr(to, "log_artifact", file)
-    assert Uploader(run, to, UploadOptions(models="last")).upload_new()
+    monkeypatch.setattr(tracker, "log_artifact", replace_and_log)
+    assert Uploader(run, tracker, UploadOptions(models="last")).upload_new()
     assert mlflow.download_text("checkpoints/current.ckpt", tmp_path) == "old"
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
 
@@ -261,7 +261,7 @@ def test_runs_of_a_sweep_are_its_children(world: ReportWorld, mlflow: MlflowExpe
         write_yaml(run.path.parents[1] / "param", {"lr": task})
     (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
     pushed = mmfw.json("track", "push", "sweeps/grid", "--to", "mlflow", "--save-dir", world.save)
-    assert {each["run"] for each in pushed} == {"sweeps/grid/lr=1", "sweeps/grid/lr=2"}
+    assert {upload_record["run"] for upload_record in pushed} == {"sweeps/grid/lr=1", "sweeps/grid/lr=2"}
     runs = {run.info.run_name: run for run in mlflow.runs()}
     parent = runs.pop("sweeps/grid")
     assert len(runs) == 2 and parent.info.status == "FINISHED"
@@ -273,7 +273,7 @@ def test_runs_of_a_sweep_are_its_children(world: ReportWorld, mlflow: MlflowExpe
 @requires_browser()
 def test_page_of_a_run_shows_the_curve(world: ReportWorld, mlflow: MlflowExperiment, server: str) -> None:
     run = world.add_run()
-    assert send(run)
+    assert upload(run)
     info = mlflow.only_run().info
     with launch_browser() as browser:
         page = browser.new_page()
@@ -292,12 +292,14 @@ def test_password_in_the_address_is_in_no_link_and_no_state_file(
     assert (sent.link or "").startswith(f"{server}/#/") and "hunter2" not in str(sent) + mmfw.out + mmfw.err
 
 
-@pytest.mark.parametrize("odd", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
-def test_unreadable_scores_do_not_block_other_data(world: ReportWorld, mlflow: MlflowExperiment, odd: bytes) -> None:
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
+def test_unreadable_scores_do_not_block_other_data(
+    world: ReportWorld, mlflow: MlflowExperiment, content: bytes
+) -> None:
     run = world.add_run()
     csv = world.add_predictions(run)
-    metrics_file.metrics_path(csv).write_bytes(odd)
-    assert send(run)
+    metrics_file.metrics_path(csv).write_bytes(content)
+    assert upload(run)
     assert mlflow.only_run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.list_files("reports")
 
 
@@ -314,16 +316,16 @@ def test_run_is_not_removed_while_it_is_sent(
     world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
-    refused: list[str] = []
+    messages: list[str] = []
 
-    def removing(*_: object) -> None:
+    def try_to_remove_run(*_: object) -> None:
         with pytest.raises(InUseError) as error:
             require_unused(run)
-        refused.append(str(error.value))
+        messages.append(str(error.value))
 
-    monkeypatch.setattr(MLflowTracker, "log_metrics", removing)
+    monkeypatch.setattr(MLflowTracker, "log_metrics", try_to_remove_run)
     mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save)
-    assert refused and "is in use by a prediction or an upload" in refused[0]
+    assert messages and "is in use by a prediction or an upload" in messages[0]
     require_unused(run)
 
 
@@ -359,5 +361,5 @@ def test_names_rejected_by_mlflow_are_replaced(world: ReportWorld, mlflow: Mlflo
     run = world.add_run()
     metrics = {"a%b": 0.1, "": 0.2, "../up": 0.3, "a//b": 0.4}
     append_events(run, [{"t": START_TIME, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
-    send(run)
+    upload(run)
     assert {"val/a_b", "val/_", "val/_/up", "val/a/_/b"} <= mlflow.series_names()

@@ -36,13 +36,13 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb"))
 
 
-def push(run: Run, *words: str) -> dict[str, Any]:
+def push(run: Run, *arguments: str) -> dict[str, Any]:
     """Run ``mmfw track push`` of a run in a separate process and return its result."""
     command = [sys.executable, "-m", "mmf_win", "track", "push", str(run.path), "--to", "wandb", "--json"]
     environ = {**os.environ, "PYTHONUTF8": "1"}
-    done = subprocess.run([*command, *words], capture_output=True, encoding="utf-8", env=environ)
-    assert done.returncode == 0, done.stderr
-    pushed: list[dict[str, Any]] = json.loads(done.stdout)
+    process = subprocess.run([*command, *arguments], capture_output=True, encoding="utf-8", env=environ)
+    assert process.returncode == 0, process.stderr
+    pushed: list[dict[str, Any]] = json.loads(process.stdout)
     return pushed[0]
 
 
@@ -51,39 +51,39 @@ def list_folders(run: Run) -> list[Path]:
     return sorted(run.tracking.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime_ns)
 
 
-def records(folder: Path) -> Iterator[Any]:
+def read_records(folder: Path) -> Iterator[Any]:
     """Yield the records of a folder; the file has the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = folder.glob("*.wandb")
-    data, at, record = file.read_bytes(), _HEADER, b""
+    data, offset, record = file.read_bytes(), _HEADER, b""
     assert data.startswith(b":W&B")
-    while at + _HEADER <= len(data):
-        if 0 < (left := -at % _BLOCK) < _HEADER:
-            at += left
+    while offset + _HEADER <= len(data):
+        if 0 < (block_rest := -offset % _BLOCK) < _HEADER:
+            offset += block_rest
             continue
-        _, length, part = struct.unpack_from("<IHB", data, at)
-        record += data[at + _HEADER : at + _HEADER + length]
-        at += _HEADER + length
-        if part in (1, 4):  # a complete record, or its last part
+        _, length, part_kind = struct.unpack_from("<IHB", data, offset)
+        record += data[offset + _HEADER : offset + _HEADER + length]
+        offset += _HEADER + length
+        if part_kind in (1, 4):  # a complete record, or its last part
             yield Record.FromString(record)
             record = b""
 
 
 def read_records_of_kind(folder: Path, kind: str) -> list[Any]:
     """Return the contents of a folder's records of one kind."""
-    matching = (record for record in records(folder) if record.WhichOneof("record_type") == kind)
+    matching = (record for record in read_records(folder) if record.WhichOneof("record_type") == kind)
     return [getattr(record, kind) for record in matching]
 
 
-def values(items: Any) -> dict[str, Any]:
+def read_values(items: Any) -> dict[str, Any]:
     """Return names and values of one record."""
     return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
 
 
 def read_series(folder: Path, name: str) -> list[tuple[int, float, float]]:
     """Return the points of a series: update, time and value."""
-    rows = [values(row.item) for row in read_records_of_kind(folder, "history")]
+    rows = [read_values(row.item) for row in read_records_of_kind(folder, "history")]
     return [(row["update"], row["_timestamp"], row[name]) for row in rows if name in row]
 
 
@@ -105,21 +105,21 @@ def test_data_of_a_run_is_sent_once_without_machine_details(world: ReportWorld) 
     sent = push(run)
     [folder] = list_folders(run)
     assert sent["new"] and sent["link"] == str(run.tracking)
-    [about] = read_records_of_kind(folder, "run")
-    assert (about.run_id, about.project, about.display_name) == (sent["id"], "hateful-memes", run.id)
-    assert not (about.host or about.HasField("git"))
+    [run_record] = read_records_of_kind(folder, "run")
+    assert (run_record.run_id, run_record.project, run_record.display_name) == (sent["id"], "hateful-memes", run.id)
+    assert not (run_record.host or run_record.HasField("git"))
     assert read_series(folder, "train/loss") == training_points(run, "loss")
     assert [update for update, _, _ in read_series(folder, "val/auroc")] == [30, 60, 90, 120]
     assert read_series(folder, f"{SPLIT}/auroc") == [(0, START_TIME, 0.71)]
-    settings = values(read_records_of_kind(folder, "config")[0].update)
+    settings = read_values(read_records_of_kind(folder, "config")[0].update)
     assert (settings["optimizer.params.lr"], settings["env.api_key"]) == ("5e-05", "<secret>")
-    assert values(read_records_of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
+    assert read_values(read_records_of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
     assert {metric.glob_name: metric.step_metric for metric in read_records_of_kind(folder, "metric")}["*"] == "update"
     names = {file.name for file in (folder / "files").iterdir()}
     assert names == {"request.json", csv.name, metrics_file.metrics_path(csv).name}
-    kept = {".wandb", ".json", ".csv"}
-    everything = b"".join(file.read_bytes() for file in folder.rglob("*") if file.suffix in kept)
-    assert b"hunter2" not in everything and b"track" not in everything, "the command line must not be sent either"
+    suffixes = {".wandb", ".json", ".csv"}
+    content = b"".join(file.read_bytes() for file in folder.rglob("*") if file.suffix in suffixes)
+    assert b"hunter2" not in content and b"track" not in content, "the command line must not be sent either"
     assert read_records_of_kind(folder, "exit")[0].exit_code == 0
     assert not push(run)["new"] and list_folders(run) == [folder]
 
@@ -127,15 +127,17 @@ def test_data_of_a_run_is_sent_once_without_machine_details(world: ReportWorld) 
 def test_each_upload_creates_a_folder_with_the_new_data(world: ReportWorld) -> None:
     run = world.add_run()
     push(run)
-    before = len(read_events(run.events))
+    event_count = len(read_events(run.events))
     append_events(run, attempt_events("2", 60, 100))  # resumed from an earlier checkpoint
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = list_folders(run)
     assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{load_upload_states(run)[0].id}.wandb"}
     assert len(read_series(first, "train/loss")) == 12 and read_series(second, "train/loss") == []
-    assert read_series(second, "train/loss/2") == training_points(run, "loss", before), "repeated updates are kept"
-    summary = values(read_records_of_kind(second, "summary")[0].update)
+    assert read_series(second, "train/loss/2") == training_points(run, "loss", event_count), (
+        "repeated updates must be kept"
+    )
+    summary = read_values(read_records_of_kind(second, "summary")[0].update)
     assert summary == {"mmfw.outcome": "interrupted", "resumed_at": "60"}
     assert read_records_of_kind(second, "exit")[0].exit_code == 1
 

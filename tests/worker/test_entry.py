@@ -18,6 +18,7 @@ from mmf_win.worker import entry as worker
 
 @pytest.fixture
 def request_(tmp_path: Path) -> AttemptRequest:
+    """Return the request of an attempt, which is saved in its folder."""
     request = AttemptRequest(TrainTask(), "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
     request.folder.path.mkdir(parents=True)
     request.save()

@@ -51,8 +51,8 @@ TORCH_MESSAGES = [
 LOADER_OUT_OF_MEMORY = "Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"
 # OSError sets the number on Windows only.
 PAGING_FILE = with_attributes(OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455)
-KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
+LOADER_KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+LOADER_EXITED = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (StopRequested("stopped at update 3"), "interrupted"),
         (KeyboardInterrupt(), "interrupted"),
         (MemoryError(), "host_oom"),
-        *((RuntimeError(said), outcome) for said, outcome in TORCH_MESSAGES),
+        *((RuntimeError(message), outcome) for message, outcome in TORCH_MESSAGES),
         (PAGING_FILE, "host_oom"),
-        (KILLED, "host_oom"),
-        (with_attributes(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
-        (with_attributes(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
-        (with_attributes(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
+        (LOADER_KILLED, "host_oom"),
+        (with_attributes(RuntimeError(LOADER_EXITED), __cause__=LOADER_KILLED), "host_oom"),
+        (with_attributes(KeyError("the interrupted operation"), __context__=LOADER_KILLED), "host_oom"),
+        (with_attributes(RuntimeError(LOADER_EXITED), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
         (OSError(LOADER_OUT_OF_MEMORY), "host_oom"),
         (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "disk"),
@@ -84,7 +84,7 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_outcome_of_errors(error: BaseException, outcome: OutcomeKind) -> None:
+def test_each_error_has_its_outcome(error: BaseException, outcome: OutcomeKind) -> None:
     assert classify_exception(raise_and_catch(error)).kind == outcome
 
 
@@ -109,11 +109,11 @@ def test_errors_before_mmf_is_imported_are_of_the_environment_except_lack_of_mem
     ],
 )
 def test_only_frames_of_mmf_mark_a_validation(tmp_path: Path, file: str, function: str, validating: bool) -> None:
-    names: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     code = f"def {function}():\n    raise RuntimeError('CUDA out of memory')"
-    exec(compile(code, tmp_path / file, "exec"), names)
+    exec(compile(code, tmp_path / file, "exec"), namespace)
     with pytest.raises(RuntimeError) as error:
-        names[function]()
+        namespace[function]()
     assert classify_exception(error.value).during_validation == validating
 
 
@@ -146,9 +146,9 @@ def test_error_of_a_dataloader_worker_is_reported_in_one_line(kind: type[Excepti
         raise kind("CUDA out of memory.\nseen: 3 rows")
     except kind:
         wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
-    with pytest.raises(kind) as raised_here:
+    with pytest.raises(kind) as raised:
         wrapped.reraise()
-    classified = classify_exception(raised_here.value)
+    classified = classify_exception(raised.value)
     assert classified.kind == outcome
     assert "Caught" not in classified.message and "Traceback" not in classified.message
     if kind is UnreadableImageError:
@@ -160,7 +160,7 @@ def test_error_of_a_dataloader_worker_is_reported_in_one_line(kind: type[Excepti
         assert "CUDA out of memory. seen: 3 rows" in classified.message
 
 
-def _rank(number: int, folder: str) -> None:
+def _run_rank(number: int, folder: str) -> None:
     """Run one of two ranks; the second exits, and the first saves the outcome of its error."""
     import torch
 
@@ -181,7 +181,7 @@ def _rank(number: int, folder: str) -> None:
 def test_rank_reports_that_another_rank_exited(tmp_path: Path) -> None:
     from torch.multiprocessing import spawn
 
-    spawn(_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_run_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     classified = AttemptOutcome.load(tmp_path / "end.json")
     assert classified is not None and classified.kind == "killed"
     assert "another process of this training exited" in classified.message
@@ -201,8 +201,8 @@ from mmf_win.worker.outcome import classify_exception
 try:
     AutoConfig.from_pretrained("owner/tiny")
 except OSError as error:
-    end = classify_exception(error)
-    print(end.kind, end.hint)
+    outcome = classify_exception(error)
+    print(outcome.kind, outcome.hint)
 """
 
 

@@ -46,4 +46,4 @@ def test_libraries_open_files_in_folders_outside_the_code_page(
     user_dir: Path, open_files: Callable[[Path], None]
 ) -> None:
     open_files(user_dir)
-    assert [path.name for path in user_dir.parent.iterdir()] == [user_dir.name], "no other file was created"
+    assert [path.name for path in user_dir.parent.iterdir()] == [user_dir.name], "no other file may be created"

@@ -51,9 +51,9 @@ def test_batch_of_different_sizes_equals_pillow() -> None:
     tensor = ("ToTensor", {})
     cases: list[list[tuple[str, dict[str, Any]]]] = [[("CenterCrop", {"size": [35, 44]}), tensor, NORMALIZE]]
     for kind in (BILINEAR, BICUBIC):
-        both = ("Resize", {"size": [40, 40], "interpolation": kind})
+        exact_size = ("Resize", {"size": [40, 40], "interpolation": kind})
         shorter = ("Resize", {"size": 30, "interpolation": kind})
-        cases.append([both, ("CenterCrop", {"size": [32, 32]}), tensor, NORMALIZE])
+        cases.append([exact_size, ("CenterCrop", {"size": [32, 32]}), tensor, NORMALIZE])
         cases.append([("Resize", {"size": [33, 47], "interpolation": kind}), tensor])
         cases += ([shorter, ("CenterCrop", {"size": size}), tensor] for size in ([30, 27], [33, 33]))
     command = [sys.executable, "-c", _COMPARE, json.dumps([SIZES, cases])]
@@ -63,7 +63,7 @@ def test_batch_of_different_sizes_equals_pillow() -> None:
     ]
 
 
-def step(name: str, **values: Any) -> Any:
+def make_transform(name: str, **values: Any) -> Any:
     """Return an object with the class name and the attributes of a torchvision transform."""
     return type(name, (SimpleNamespace,), {})(**values)
 
@@ -71,11 +71,17 @@ def step(name: str, **values: Any) -> Any:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([step("ColorJitter"), step("ToTensor")], "transforms ColorJitter, ToTensor"),
-        ([step("ToTensor"), step("CenterCrop", size=[2, 2])], "transforms ToTensor, CenterCrop"),
-        ([step("Resize", size=9, max_size=None, interpolation=step("Mode", value="bilinear"))], "size=9"),
-        ([step("Resize", size=[9, 9], max_size=None, interpolation=step("Mode", value="box"))], "value='box'"),
-        ([step("ToTensor")], "ToTensor()"),
+        ([make_transform("ColorJitter"), make_transform("ToTensor")], "transforms ColorJitter, ToTensor"),
+        ([make_transform("ToTensor"), make_transform("CenterCrop", size=[2, 2])], "transforms ToTensor, CenterCrop"),
+        (
+            [make_transform("Resize", size=9, max_size=None, interpolation=make_transform("Mode", value="bilinear"))],
+            "size=9",
+        ),
+        (
+            [make_transform("Resize", size=[9, 9], max_size=None, interpolation=make_transform("Mode", value="box"))],
+            "value='box'",
+        ),
+        ([make_transform("ToTensor")], "ToTensor()"),
     ],
 )
 def test_unsupported_transforms_are_named(steps: list[Any], message: str) -> None:
@@ -94,8 +100,8 @@ def test_height_is_resized_first_only_if_pillow_does_so(
     from PIL import Image
 
     monkeypatch.setattr(PIL, "__version__", version)
-    kind = step("Mode", value="bilinear")
-    resize = pillow_resize.PillowResize([step("Resize", size=[20, 20], max_size=None, interpolation=kind)])
+    kind = make_transform("Mode", value="bilinear")
+    resize = pillow_resize.PillowResize([make_transform("Resize", size=[20, 20], max_size=None, interpolation=kind)])
     pixels = bytes(n * n % 251 for n in range(90 * 30 * 3))
     half = Image.frombytes("RGB", (30, 90), pixels).resize(first, Image.Resampling.BILINEAR)
     expected = half.resize((20, 20), Image.Resampling.BILINEAR).tobytes()

@@ -32,10 +32,10 @@ print(json.dumps([loaded["missing_keys"], tokens]))
 def test_transformers_loads_all_weights_and_words_and_the_seed_fixes_the_weights(user_dir: Path) -> None:
     for name in ("one", "again"):
         command = [sys.executable, "-c", _WRITE_AND_LOAD, str(user_dir / name)]
-        answer = subprocess.check_output(command, text=True)
-        assert json.loads(answer.splitlines()[-1]) == [[], ["love", "[UNK]", "peace"]]
-    one, again = ((user_dir / name / "model.safetensors").read_bytes() for name in ("one", "again"))
-    assert one == again
+        output = subprocess.check_output(command, text=True)
+        assert json.loads(output.splitlines()[-1]) == [[], ["love", "[UNK]", "peace"]]
+    first_weights, second_weights = ((user_dir / name / "model.safetensors").read_bytes() for name in ("one", "again"))
+    assert first_weights == second_weights
     assert sorted(path.name for path in user_dir.iterdir()) == ["again", "one"]
 
 
@@ -43,5 +43,5 @@ def test_sizes_match_the_preset_and_the_captions() -> None:
     from mmf_win.demo.generate import BERT_SIZES
 
     assert presets.load_preset("demo").settings["model_config"]["vilbert"].items() >= BERT_SIZES.items()
-    words = {word for split in generate_memes(1).values() for meme in split for word in meme.text.split()}
-    assert 5 + len(words) <= BERT_SIZES["vocab_size"]
+    vocabulary = {word for split in generate_memes(1).values() for meme in split for word in meme.text.split()}
+    assert 5 + len(vocabulary) <= BERT_SIZES["vocab_size"]

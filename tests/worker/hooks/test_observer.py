@@ -70,7 +70,7 @@ def test_resumed_run_replaces_curves_after_its_checkpoint(user_dir: Path) -> Non
     assert read_tensorboard_scalars(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
     assert read_tensorboard_scalars(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
     auroc = read_tensorboard_scalars(user_dir, "val/auroc")
-    assert auroc == dict.fromkeys(range(1, 5), 0.5), "the final validation has no update"
+    assert auroc == dict.fromkeys(range(1, 5), 0.5), "the final validation must not be in the curve"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
     log_training(observing.TensorBoardLogger(user_dir), 2, 5, loss=0.25)
     assert read_tensorboard_scalars(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}

@@ -12,7 +12,7 @@ from tests.worlds.tools import LazyModule, requires_package
 torch = LazyModule("torch")
 timing = LazyModule("mmf_win.worker.hooks.phase_timer")
 precision = LazyModule("mmf_win.worker.hooks.precision")
-resume = LazyModule("mmf_win.worker.hooks.resume_state")
+resume_state = LazyModule("mmf_win.worker.hooks.resume_state")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
@@ -59,22 +59,26 @@ def test_replica_of_the_model_computes_in_16_bits_with_its_own_weights() -> None
 
 
 def test_scaler_is_restored_from_a_checkpoint_that_has_one() -> None:
-    def run(*, fp16: bool) -> Any:
+    def make_trainer_state(*, fp16: bool) -> Any:
         """Return a fake trainer with a DataLoader of torch, and its state."""
         loaders = [torch.utils.data.DataLoader(list(range(4)))]
-        loaded = SimpleNamespace(loaders=loaders)
+        train_loader = SimpleNamespace(loaders=loaders)
         scaler = precision.make_grad_scaler(torch.device("cpu"), enabled=fp16)
         trainer = SimpleNamespace(
-            train_loader=loaded, scaler=scaler, current_epoch=1, current_iteration=0, num_updates=0
+            train_loader=train_loader, scaler=scaler, current_epoch=1, current_iteration=0, num_updates=0
         )
-        return trainer, resume.ResumeState(trainer, timing.PhaseTimer())
+        return trainer, resume_state.ResumeState(trainer, timing.PhaseTimer())
 
-    (first, first_state), (full, full_state), (second, second_state) = (run(fp16=True), run(fp16=False), run(fp16=True))
-    fresh = second.scaler.get_scale()
+    (first, first_state), (full, full_state), (second, second_state) = (
+        make_trainer_state(fp16=True),
+        make_trainer_state(fp16=False),
+        make_trainer_state(fp16=True),
+    )
+    initial_scale = second.scaler.get_scale()
     first.scaler.load_state_dict(first.scaler.state_dict() | {"scale": 8.0})
-    for each in (first, full, second):
-        next(iter(each.train_loader.loaders[0].batch_sampler))
-    assert second_state.load_state_dict(full_state.state_dict()) and second.scaler.get_scale() == fresh
+    for trainer in (first, full, second):
+        next(iter(trainer.train_loader.loaders[0].batch_sampler))
+    assert second_state.load_state_dict(full_state.state_dict()) and second.scaler.get_scale() == initial_scale
     assert second_state.load_state_dict(first_state.state_dict()) and second.scaler.get_scale() == 8.0
 
 
@@ -84,7 +88,7 @@ def test_supported_precisions_of_devices(monkeypatch: pytest.MonkeyPatch) -> Non
         "bf16", torch.device("meta")
     )
     for capability, is_supported in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, result=capability: result)
         assert precision.supports_precision("bf16", torch.device("cuda")) is is_supported
         assert precision.supports_precision("fp16", torch.device("cuda"))
     monkeypatch.setattr("torch.ops", SimpleNamespace())

@@ -129,22 +129,22 @@ def test_gpu_wait_excludes_validation_and_warm_up(monkeypatch: pytest.MonkeyPatc
             load(4.0)
         waiting = profiler.on_update_end()
     assert waiting is not None and waiting.waited == 2.0
-    assert not timer.measures_gpu_waits, "the measurement has ended"
+    assert not timer.measures_gpu_waits, "the measurement must end"
 
 
 def test_gpu_busy_share_counts_kernels() -> None:
     cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
 
-    def span(device: Any, name: str, us: float, named: bool = False) -> SimpleNamespace:
+    def make_span(device: Any, name: str, us: float, named: bool = False) -> SimpleNamespace:
         time_range = SimpleNamespace(elapsed_us=lambda: us)
         return SimpleNamespace(name=name, device_type=device, time_range=time_range, is_user_annotation=named)
 
     def share(*updates: float) -> float | None:
-        steps = [span(cpu, f"ProfilerStep#{n}", us) for n, us in enumerate(updates)]
-        other = [span(cpu, "aten::add", 1000), span(cuda, "ProfilerStep#0", 500, named=True)]
+        steps = [make_span(cpu, f"ProfilerStep#{n}", us) for n, us in enumerate(updates)]
+        other = [make_span(cpu, "aten::add", 1000), make_span(cuda, "ProfilerStep#0", 500, named=True)]
         return timing.gpu_busy_share([*steps, *other, *kernels])
 
-    kernels = [span(cuda, "add", 20), span(cuda, "mul", 30)]
+    kernels = [make_span(cuda, "add", 20), make_span(cuda, "mul", 30)]
     assert share(60, 40) == pytest.approx(0.5)
     assert share(40) == 1
     kernels.clear()

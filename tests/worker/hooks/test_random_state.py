@@ -25,20 +25,20 @@ def test_preserve_state_restores_model_optimizer_and_generators() -> None:
         model(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
 
-    def state() -> Any:
+    def copy_state() -> Any:
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return tensors, copy.deepcopy(optimizer.state_dict()), torch.get_rng_state(), random.getstate()
 
     train()
     model[1].eval()
-    before = state()
+    before = copy_state()
     with preserve_state(model, optimizer):
         model.train()
         optimizer.param_groups[0]["lr"] = 1.0
         train()
         random.random()
         with pytest.raises(AssertionError):
-            torch.testing.assert_close(state(), before, rtol=0, atol=0)
-    torch.testing.assert_close(state(), before, rtol=0, atol=0)
+            torch.testing.assert_close(copy_state(), before, rtol=0, atol=0)
+    torch.testing.assert_close(copy_state(), before, rtol=0, atol=0)
     assert not model[1].training and model[0].training
     assert all(parameter.grad is None for parameter in model.parameters())

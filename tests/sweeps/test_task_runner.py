@@ -28,33 +28,33 @@ def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLAT
 
 
 @pytest.fixture
-def done(user_dir: Path) -> dict[str, str]:
+def finished_run(user_dir: Path) -> dict[str, str]:
     """Write the record of a finished run to the task's folder, like its first command."""
     folder = SweepFolder(user_dir).task_folder("task")
     run = write_finished_run(folder, 0.7)
     return {"script": "mmfw train nope --seed 1", "run": run.path.relative_to(folder.path).as_posix()}
 
 
-def test_training_that_finished_without_a_driver_is_done(user_dir: Path, done: dict[str, str]) -> None:
-    after = _run(user_dir, {"one": done})
+def test_training_that_finished_without_a_driver_is_done(user_dir: Path, finished_run: dict[str, str]) -> None:
+    after = _run(user_dir, {"one": finished_run})
     assert (after.state, after.finished) == ("success", ("one",))
 
 
-@pytest.mark.parametrize("owner", ["another command", "other words", "a folder outside"])
-def test_run_of_another_command_is_not_resumed(user_dir: Path, done: dict[str, str], owner: str) -> None:
-    template = _TEMPLATE + (" training.batch_size=8" if owner == "other words" else "")
-    run = {**done, "run": f"../task/{done['run']}"} if owner == "a folder outside" else done
+@pytest.mark.parametrize("owner", ["another command", "other arguments", "a folder outside"])
+def test_run_of_another_command_is_not_resumed(user_dir: Path, finished_run: dict[str, str], owner: str) -> None:
+    template = _TEMPLATE + (" training.batch_size=8" if owner == "other arguments" else "")
+    run = {**finished_run, "run": f"../task/{finished_run['run']}"} if owner == "a folder outside" else finished_run
     runs = {"two" if owner == "another command" else "one": run}
     assert _run(user_dir, runs, template).state == "failed"
 
 
-def test_failed_run_without_a_checkpoint_starts_again(user_dir: Path, done: dict[str, str]) -> None:
-    AttemptOutcome("nan", "a loss is no number").save(Run(user_dir / "task" / done["run"]).outcome_file)
-    after = _run(user_dir, {"one": done})
+def test_failed_run_without_a_checkpoint_starts_again(user_dir: Path, finished_run: dict[str, str]) -> None:
+    AttemptOutcome("nan", "a loss is no number").save(Run(user_dir / "task" / finished_run["run"]).outcome_file)
+    after = _run(user_dir, {"one": finished_run})
     assert after.state == "failed" and "nope" in str(after.message)
 
 
-def test_task_time_covers_all_starts(user_dir: Path, done: dict[str, str]) -> None:
+def test_task_time_covers_all_starts(user_dir: Path, finished_run: dict[str, str]) -> None:
     start_time = time.monotonic()
-    after = _run(user_dir, {"one": done}, seconds=100.0)
+    after = _run(user_dir, {"one": finished_run}, seconds=100.0)
     assert 100.0 <= after.seconds <= 100.0 + time.monotonic() - start_time

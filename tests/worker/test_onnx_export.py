@@ -1,4 +1,4 @@
-"""Messages of a failed export."""
+"""Messages of a failed export to ONNX."""
 
 from __future__ import annotations
 

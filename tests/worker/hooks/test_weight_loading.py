@@ -25,24 +25,24 @@ pytestmark = [
 ]
 
 
-def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
+def load(path: Path, *, trust: bool = False, by_file: bool = False, use_mmap: bool = False) -> Any:
     """Load a file as both versions of MMF do: by name or as an open file."""
     with checkpoint_io.replace_attribute(
-        checkpoint_io.torch, "load", checkpoint_io.make_torch_load(trust=trust, use_mmap=mapped)
+        checkpoint_io.torch, "load", checkpoint_io.make_torch_load(trust=trust, use_mmap=use_mmap)
     ):
-        if not opened:
+        if not by_file:
             return torch.load(path, map_location=lambda storage, _: storage)
         with path.open("rb") as file:
             return torch.load(file, map_location=lambda storage, _: storage)
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_mapped_file_has_the_same_content(user_dir: Path, zipped: bool, opened: bool) -> None:
+@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_mapped_file_has_the_same_content(user_dir: Path, is_zip: bool, by_file: bool) -> None:
     path = user_dir / "модель.ckpt"
     value = {"model": {"head": torch.arange(6.0)}, "optimizer": {"state": torch.ones(3)}}
-    torch.save(value, path, _use_new_zipfile_serialization=zipped)
-    loaded = load(path, opened=opened, mapped=True)
+    torch.save(value, path, _use_new_zipfile_serialization=is_zip)
+    loaded = load(path, by_file=by_file, use_mmap=True)
     assert loaded["model"]["head"].tolist() == value["model"]["head"].tolist()
     assert loaded["optimizer"]["state"].tolist() == [1.0, 1.0, 1.0]
 
@@ -56,26 +56,26 @@ def test_mapped_file_stays_on_the_cpu(user_dir: Path) -> None:
         assert torch.load(path, map_location="meta")["head"].device.type == "cpu"
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_class_is_refused_unless_the_file_is_trusted(user_dir: Path, zipped: bool, opened: bool) -> None:
+@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_class_is_refused_unless_the_file_is_trusted(user_dir: Path, is_zip: bool, by_file: bool) -> None:
     path = user_dir / "model.pth"
     value = {"model": {"head": torch.ones(3)}, "meter": Counter("hate")}
-    torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=zipped)
+    torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=is_zip)
     assert torch_file.find_problem(path) is None
     with pytest.raises(UntrustedCheckpointError, match=r"pathlib\.") as refused:
-        load(path, opened=opened)
+        load(path, by_file=by_file)
     assert str(path) in str(refused.value)
-    assert load(path, trust=True, opened=opened)["meter"] == value["meter"]
+    assert load(path, trust=True, by_file=by_file)["meter"] == value["meter"]
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("is_zip", [True, False])
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_command_in_the_hint_converts_another_pickle_protocol(user_dir: Path, zipped: bool, protocol: int) -> None:
+def test_command_in_the_hint_converts_another_pickle_protocol(user_dir: Path, is_zip: bool, protocol: int) -> None:
     path = user_dir / "a model's weights.pth"
     value = {"model": {"head": torch.ones(3)}, "version": b"1"}
-    torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
     assert torch_file.find_problem(path) is None
     with pytest.raises(CheckpointError, match="pickle protocol 3" if protocol == 3 else "4 or 5") as refused:
         load(path)

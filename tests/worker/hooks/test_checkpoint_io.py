@@ -20,24 +20,24 @@ checkpoint_io = LazyModule("mmf_win.worker.hooks.checkpoint_io")
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["", "fake system without hard links"])
+@pytest.mark.parametrize("has_links", [True, False], ids=["", "fake system without hard links"])
 def test_all_names_are_links_or_copies_of_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError("no hard links here")
+        raise OSError("no hard links")
 
-    if not links:
+    if not has_links:
         monkeypatch.setattr(os, "link", refuse)
     write = checkpoint_io.CheckpointWriter()
     for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
         write({"weights": torch.arange(10)}, tmp_path / name)
-    assert names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
-    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == (1 if links else 3)
+    assert list_names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
+    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == (1 if has_links else 3)
     assert {file_digest(path).hex() for path in tmp_path.iterdir()} == {write.sha256}
     assert torch.load(tmp_path / "current.ckpt")["weights"].tolist() == list(range(10))
 
@@ -71,7 +71,7 @@ def test_checkpoint_damaged_by_the_disk_does_not_replace_the_old_one(
     monkeypatch.setattr(os, "fsync", damage)
     with pytest.raises(CheckpointError, match=r"current\.ckpt: damaged while being written"):
         checkpoint_io.CheckpointWriter()({"weights": weights}, path)
-    assert names(tmp_path) == ["current.ckpt"]
+    assert list_names(tmp_path) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
 
@@ -80,7 +80,7 @@ def test_too_little_space_is_reported_before_writing(small_disk: Path) -> None:
     checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
         checkpoint_io.CheckpointWriter()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
-    assert names(small_disk) == ["current.ckpt"]
+    assert list_names(small_disk) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
 
@@ -90,7 +90,7 @@ def test_disk_that_fills_up_while_writing_leaves_only_the_old_file(small_disk: P
     checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
         checkpoint_io.CheckpointWriter()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
-    assert names(small_disk) == ["current.ckpt"]
+    assert list_names(small_disk) == ["current.ckpt"]
     assert torch_file.find_problem(path) is None
     assert torch.load(path) == {"update": 1}
 

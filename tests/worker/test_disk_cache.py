@@ -1,4 +1,4 @@
-"""The cache of images: whatever happens to it, the result is that of decoding."""
+"""Cache of images: whatever its state, the result equals that of decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmf_win.worker import disk_cache  # noqa: E402
 from mmf_win.worker.disk_cache import ImageCache, evict_if_nearly_full  # noqa: E402
 
 
-class World:
+class CacheWorld:
     """A cache whose folder does not exist yet, and an image of many colours."""
 
     def __init__(self, root: Path) -> None:
@@ -51,13 +51,13 @@ class World:
 
 
 @pytest.fixture
-def world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> CacheWorld:
     """Return a world on a disk that always has enough free space."""
     monkeypatch.setattr(disk_cache, "free_space", lambda _: 1 << 40)
-    return World(user_dir)
+    return CacheWorld(user_dir)
 
 
-def test_image_is_decoded_once_per_recipe(world: World) -> None:
+def test_image_is_decoded_once_per_recipe(world: CacheWorld) -> None:
     first = world.get()
     world.images = ImageCache(world.folder)
     assert world.get() == first
@@ -66,8 +66,8 @@ def test_image_is_decoded_once_per_recipe(world: World) -> None:
     assert world.decoded == 2
 
 
-def test_replaced_image_of_the_same_size_is_decoded_again(world: World) -> None:
-    """On Linux and macOS even if its time is the same; Windows has no time of the last change."""
+def test_replaced_image_of_the_same_size_is_decoded_again(world: CacheWorld) -> None:
+    """On Linux and macOS, this includes an image with the same modification time; Windows has no change time."""
     before, png = world.get(), world.png
     old = png.stat()
     world.draw(2)
@@ -93,7 +93,7 @@ def test_replaced_image_of_the_same_size_is_decoded_again(world: World) -> None:
     ],
     ids=["short", "half a header", "empty", "a flipped bit", "another format"],
 )
-def test_damaged_cache_file_is_rewritten(world: World, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_cache_file_is_rewritten(world: CacheWorld, damage: Callable[[bytes], bytes]) -> None:
     expected = world.get()
     [cached] = world.files
     cached.write_bytes(damage(cached.read_bytes()))
@@ -102,7 +102,7 @@ def test_damaged_cache_file_is_rewritten(world: World, damage: Callable[[bytes],
 
 
 def test_removed_cache_folder_is_created_again(
-    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: CacheWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.get()
     shutil.rmtree(world.folder)
@@ -120,7 +120,12 @@ def test_removed_cache_folder_is_created_again(
     ids=["folder is full", "disk is full", "a file instead of the folder"],
 )
 def test_full_cache_warns_once_and_keeps_its_files(
-    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, limit: int, free: int, cached: int
+    world: CacheWorld,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    free: int,
+    cached: int,
 ) -> None:
     if limit == free:
         world.folder.write_text("not a folder", encoding="utf-8")
@@ -132,7 +137,7 @@ def test_full_cache_warns_once_and_keeps_its_files(
     assert str(world.folder) in warning
 
 
-def test_oldest_files_of_a_nearly_full_cache_are_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_files_of_a_nearly_full_cache_are_evicted(world: CacheWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     evict_if_nearly_full(world.folder)  # the folder does not exist yet
     for age, recipe in enumerate("abcd"):
         before = set(world.files)
@@ -146,13 +151,13 @@ def test_oldest_files_of_a_nearly_full_cache_are_evicted(world: World, monkeypat
         assert {path.stat().st_mtime for path in world.files} == cached
 
 
-def test_very_wide_image_is_cached(world: World) -> None:
+def test_very_wide_image_is_cached(world: CacheWorld) -> None:
     for _ in range(2):
         image = world.images.get_image(world.png, "long", lambda _: pil_image.new("RGB", (70_000, 1), (1, 2, 3)))
         assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 
-def test_concurrent_writers_of_the_same_image(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_concurrent_writers_of_the_same_image(world: CacheWorld, caplog: pytest.LogCaptureFixture) -> None:
     def get_pixels(_: int) -> bytes:
         return bytes(ImageCache(world.folder).get_image(world.png, "half", world.decode).tobytes())
 
@@ -161,13 +166,13 @@ def test_concurrent_writers_of_the_same_image(world: World, caplog: pytest.LogCa
     assert (len(world.files), caplog.messages) == (1, [])
 
 
-def test_missing_image_raises_the_error_of_the_decoder(world: World) -> None:
+def test_missing_image_raises_the_error_of_the_decoder(world: CacheWorld) -> None:
     world.png.unlink()
     with pytest.raises(FileNotFoundError, match=world.png.name):
         world.get()
 
 
-def test_only_default_decoding_is_cached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_default_decoding_is_cached(world: CacheWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     class Database:
         base_path = ""
         transform = "known"

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.results.blending import BLEND_METHODS, apply_threshold, best_accuracy_threshold, blend, ranks
 
-SURE = 1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4))  # 0.96, where the mean of the two is 0.7
+CONFIDENT = 1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4))  # 0.96; the mean of the two members is 0.7
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ SURE = 1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4))  # 0.96, where the mean of
     [
         ("mean", [[0.2, 0.8], [0.4, 1.0]], [0.3, 0.9]),
         ("rank", [[0.1, 0.2, 0.3], [0.99, 0.98, 0.5]], [0.5, 0.5, 0.5]),
-        ("logit", [[0.999], [0.4]], [SURE]),
+        ("logit", [[0.999], [0.4]], [CONFIDENT]),
         ("logit", [[0.0, 1.0], [1.0, 1.0]], [0.5, 1.0]),
     ],
-    ids=["the mean", "ranks forget distances", "a sure member says more", "0 and 1 have finite logits"],
+    ids=["mean", "ranks ignore distances", "confident members weigh more", "0 and 1 have finite logits"],
 )
 def test_members_are_blended(kind: str, members: list[list[float]], blended: list[float]) -> None:
     assert blend(kind, members) == pytest.approx(blended)
@@ -63,9 +63,9 @@ def test_probability_equal_to_threshold_is_benign() -> None:
         ([1, 1], [0.1, 0.2], 0.0),
         ([0, 0], [0.9, 1.0], 1.0),
     ],
-    ids=["between the classes", "nothing is better than one half", "hateful alone", "benign alone"],
+    ids=["between the classes", "nothing is better than one half", "only hateful", "only benign"],
 )
-def test_best_accuracy_threshold(labels: list[int], probas: list[float], threshold: float) -> None:
+def test_best_accuracy_threshold_separates_classes(labels: list[int], probas: list[float], threshold: float) -> None:
     assert best_accuracy_threshold(labels, probas) == threshold
 
 
@@ -80,7 +80,7 @@ def test_no_other_threshold_has_higher_accuracy(seed: int) -> None:
     values = [0.0, 0.2, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0]
     probas = [random.choice(values) for _ in range(9)]
     labels = [random.randint(0, 1) for _ in probas]
-    every = sorted({0.0, 1.0, *values, *((a + b) / 2 for a, b in product(values, values))})
+    thresholds = sorted({0.0, 1.0, *values, *((a + b) / 2 for a, b in product(values, values))})
     assert count_correct(labels, probas, best_accuracy_threshold(labels, probas)) == max(
-        count_correct(labels, probas, t) for t in every
+        count_correct(labels, probas, t) for t in thresholds
     )

@@ -39,44 +39,44 @@ _TASK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 
-out, number, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+out, number, action = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 out.joinpath("pid").write_text(str(os.getpid()))
-with out.joinpath("ran." + what).open("a") as file:
+with out.joinpath("ran." + action).open("a") as file:
     print(os.environ["CUDA_VISIBLE_DEVICES"], file=file)
 several = "," in os.environ["CUDA_VISIBLE_DEVICES"]
 assert os.environ.get("MMFW_NPROC") == ("auto" if several else None)
 
-def wait_until(true):
-    while not true():
+def wait_until(condition):
+    while not condition():
         time.sleep(0.02)
 
 assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "Ctrl+C is blocked"
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if what == "meet":  # wait for the other task, so both must run at the same time
-    Path("here." + number).touch()
-    wait_until(lambda: len(list(Path().glob("here.*"))) == 2)
-if what == "save":
+if action == "meet":  # wait for the other task, so both must run at the same time
+    Path("started." + number).touch()
+    wait_until(lambda: len(list(Path().glob("started.*"))) == 2)
+if action == "save":
     out.joinpath("saved").touch()
-if what == "lose":  # stop the node once
+if action == "lose":  # stop the node once
     lost = Path("lost")
     if number == "1" and not lost.exists():
         lost.touch()
         os.kill(int(os.environ["RAY_RAYLET_PID"]), signal.SIGKILL)
         wait_until(lambda: False)
-if what == "stop":
+if action == "stop":
     os.kill(int(number), signal.SIGINT)
     wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
     out.joinpath("saved").touch()
     sys.exit(1)
-if what == "kill":
+if action == "kill":
     os.kill(int(number), signal.SIGINT)
     wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
     time.sleep(1)  # FORCE_STOP_AFTER_SECONDS of mmf_win.signals
     os.kill(int(number), signal.SIGINT)
     wait_until(lambda: False)
-if what == "wait":
+if action == "wait":
     wait_until(lambda: False)
-if what == "orphan":
+if action == "orphan":
     os.kill(int(number), signal.SIGKILL)
     wait_until(lambda: False)
 """
@@ -90,8 +90,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     environment = tmp_path_factory.mktemp("python") / "Doe, Jane's $(x)"
     venv.create(environment, symlinks=True)
     [packages] = environment.glob("lib/python*/site-packages")
-    ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (packages / "ours.pth").write_text(ours, encoding="utf-8")
+    site_code = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (packages / "ours.pth").write_text(site_code, encoding="utf-8")
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -118,10 +118,10 @@ def working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def node(cluster: Any, *options: str, mounts: str | None = None, python: str | None = None) -> Iterator[None]:
     """Add a node, with its own view of the file system if it ``mounts`` something."""
     ray_start = [python or sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    own_view = private_mounts_command(mounts) if mounts else []
+    mount_command = private_mounts_command(mounts) if mounts else []
     before = count_live_nodes(cluster)
     with subprocess.Popen(
-        [*own_view, *ray_start, "--address", cluster.address, *options],
+        [*mount_command, *ray_start, "--address", cluster.address, *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -141,12 +141,12 @@ def count_live_nodes(cluster: Any) -> int:
     return sum(node["Alive"] for node in cluster.global_state.node_table())
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    while not true():
+def wait_until(condition: Callable[[], object]) -> None:
+    while not condition():
         time.sleep(0.05)
 
 
-def sweep(numbers: list[int], *commands: str, gpus: str | None = None, output: str = "out") -> int:
+def run_sweep(numbers: list[int], *commands: str, gpus: str | None = None, output: str = "out") -> int:
     """Run these commands with each number, in this process."""
     return main([*build_arguments(numbers, *commands, output=output), *(["-r", gpus] if gpus else [])])
 
@@ -157,7 +157,7 @@ def build_arguments(numbers: list[int], *commands: str, output: str = "out") -> 
     return ["sweep", "run", "params.yaml", "--on", "ray", "-o", output]
 
 
-def tasks() -> list[Task]:
+def load_tasks() -> list[Task]:
     return load_started_tasks(SweepFolder(Path("out")))
 
 
@@ -175,17 +175,17 @@ def is_running(pid_file: Path) -> bool:
 
 
 def test_each_task_runs_once_on_separate_gpus(cluster: Any, working_dir: Path) -> None:
-    assert sweep([1, 2], "meet") == 0
+    assert run_sweep([1, 2], "meet") == 0
     assert sorted(read_gpus("meet", [1, 2])) == [["0"], ["1"]]
-    assert [(task.state, task.starts) for task in tasks()] == [("success", 1)] * 2
+    assert [(task.state, task.starts) for task in load_tasks()] == [("success", 1)] * 2
     assert not list(working_dir.rglob(".ray-*"))
 
 
 def test_tasks_of_a_lost_node_run_on_another(cluster: Any, working_dir: Path) -> None:
     options = ("--num-cpus=0", "--num-gpus=3")
     with node(cluster, *options), node(cluster, *options):
-        assert sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
-    ended = tasks()
+        assert run_sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
+    ended = load_tasks()
     assert [(task.state, sorted(task.finished)) for task in ended] == [("success", ["lose", "save"])] * 3
     assert [task.starts for task in ended] == [2, 1, 1]
     assert [len(times) for times in read_gpus("save", [1, 2, 3])] == [1, 1, 1]
@@ -206,17 +206,17 @@ def test_tasks_stay_queued_when_the_cluster_is_lost(
 
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(end)
-        assert sweep([1, 2], "wait") == 130
+        assert run_sweep([1, 2], "wait") == 130
         ended.result()
-    assert {task.state for task in tasks()} == {"queued"}
+    assert {task.state for task in load_tasks()} == {"queued"}
     assert "lost the Ray cluster" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("command", "saves"), [("stop", True), ("kill", False)])
 def test_first_stop_lets_a_command_save_and_second_kills_it(working_dir: Path, command: str, saves: bool) -> None:
-    assert sweep([os.getpid()], command) == 130
-    (task,) = tasks()
+    assert run_sweep([os.getpid()], command) == 130
+    (task,) = load_tasks()
     folder = working_dir / "out" / task.name
     assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", saves, False)
 
@@ -260,12 +260,12 @@ def test_incompatible_node_is_rejected(
     package = Path(mmf_win.__file__).parent
     empty = working_dir / "empty.py"
     empty.touch()
-    theirs = (package / "locking.py").read_text(encoding="utf-8")
-    unlocked = f"{theirs}\n\ndef is_locked(path): return False\n"
+    locking_source = (package / "locking.py").read_text(encoding="utf-8")
+    unlocked = f"{locking_source}\n\ndef is_locked(path): return False\n"
     locking.write_text(unlocked, encoding="utf-8")  # like storage with separate locks on each machine
     mounts = mounts.format(package=package, version=version, empty=empty, working_dir=working_dir, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
-        assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
+        assert run_sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
     assert message.format(working_dir=working_dir) in capsys.readouterr().err.replace("\n", " ")
     assert not [*(working_dir / "shared").iterdir()]
 
@@ -273,19 +273,19 @@ def test_incompatible_node_is_rejected(
 def test_node_that_does_not_see_the_environment_is_rejected(
     cluster: Any, working_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, theirs = working_dir / "hidden" / "environment", Path(sys.prefix, "bin", "python")
+    environment, python = working_dir / "hidden" / "environment", Path(sys.prefix, "bin", "python")
     environment.mkdir(parents=True)
     hidden = f"mount -t tmpfs tmpfs '{environment.parent}'"
-    with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=hidden, python=str(theirs)):
+    with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=hidden, python=str(python)):
         monkeypatch.setattr(sys, "prefix", str(environment))
         monkeypatch.setattr(sys, "executable", str(environment / "python"))
-        assert sweep([1], "save", gpus="0,1,2,3") == 6
+        assert run_sweep([1], "save", gpus="0,1,2,3") == 6
     assert f"does not see {environment} of this machine" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.usefixtures("cluster", "working_dir")
 def test_more_gpus_than_a_node_has_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep([1], "save", gpus="0,1,2") == 2
+    assert run_sweep([1], "save", gpus="0,1,2") == 2
     assert "no node of the cluster has 3 GPUs; it has " in capsys.readouterr().err
 
 
@@ -294,9 +294,9 @@ def test_missing_cluster_or_ray_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert sweep([1], "save") == 6
+    assert run_sweep([1], "save") == 6
     assert "cannot connect to a Ray cluster at 127.0.0.1:1" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert sweep([1], "save") == 6
+    assert run_sweep([1], "save") == 6
     error = capsys.readouterr().err
     assert "pip install -c" in error and "[ray]" in error

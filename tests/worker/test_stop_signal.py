@@ -18,7 +18,7 @@ _RANKS = 2
 _STOP_UPDATE = 3
 
 
-def _train(rank: int, folder: str, stopped_rank: int) -> None:
+def _run_rank(rank: int, folder: str, stopped_rank: int) -> None:
     """Run one rank of an endless training; ``stopped_rank`` sees the stop request before the others."""
     import torch
 
@@ -66,6 +66,6 @@ def _train(rank: int, folder: str, stopped_rank: int) -> None:
 def test_all_ranks_stop_at_the_same_update(tmp_path: Path, stopped_rank: int) -> None:
     import torch
 
-    torch.multiprocessing.spawn(_train, args=(str(tmp_path), stopped_rank), nprocs=_RANKS)
+    torch.multiprocessing.spawn(_run_rank, args=(str(tmp_path), stopped_rank), nprocs=_RANKS)
     results = [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("left-*"))]
     assert results == [f"{_STOP_UPDATE} {_STOP_UPDATE}"] * _RANKS

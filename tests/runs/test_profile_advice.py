@@ -26,10 +26,10 @@ def make_profile(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0,
     """
     spent = {**MODEL, "data": data}
     waiting = DataWaitStats(data, sum(spent.values()), workers, 1, 2, data, cpu)
-    figures: dict[str, Any] = {"gpu_busy": None, "table": "", "images_once": False}
-    figures |= {"checkpoint_interval": 1000, "evaluation_interval": 1000, "max_updates": 22000, "batch_size": 8}
-    figures |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
-    return TrainingProfile(**{**figures, **changes})
+    values: dict[str, Any] = {"gpu_busy": None, "table": "", "images_once": False}
+    values |= {"checkpoint_interval": 1000, "evaluation_interval": 1000, "max_updates": 22000, "batch_size": 8}
+    values |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
+    return TrainingProfile(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_logging_and_other_time_are_fixed_costs() -> None:
 
 
 def test_suggested_interval_reduces_share_to_the_target() -> None:
-    often = make_profile(evaluation_interval=1)
-    interval = int(often.largest_cost().partition("training.evaluation_interval=")[2])
-    assert replace(often, evaluation_interval=interval).shares_by_phase()["validations"] <= 0.05
+    profile = make_profile(evaluation_interval=1)
+    interval = int(profile.largest_cost().partition("training.evaluation_interval=")[2])
+    assert replace(profile, evaluation_interval=interval).shares_by_phase()["validations"] <= 0.05
 
 
 def test_suggested_interval_leaves_enough_checkpoints() -> None:
@@ -79,16 +79,17 @@ def test_suggested_interval_leaves_enough_checkpoints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "named"), [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")]
+    ("interval", "message"),
+    [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")],
 )
-def test_largest_of_several_costs_is_named(interval: int, named: str) -> None:
-    both = make_profile(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
-    assert both.largest_cost().startswith(named)
+def test_largest_of_several_costs_is_named(interval: int, message: str) -> None:
+    profile = make_profile(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
+    assert profile.largest_cost().startswith(message)
 
 
-@pytest.mark.parametrize(("busy", "named"), [(0.31, True), (0.5, False), (None, False)])
-def test_idle_gpu_is_named_if_no_cost_explains_it(busy: float | None, named: bool) -> None:
-    assert (make_profile(gpu_busy=busy).largest_cost() == "the GPU is busy 31 % of the time") == named
+@pytest.mark.parametrize(("busy", "is_named"), [(0.31, True), (0.5, False), (None, False)])
+def test_idle_gpu_is_named_if_no_cost_explains_it(busy: float | None, is_named: bool) -> None:
+    assert (make_profile(gpu_busy=busy).largest_cost() == "the GPU is busy 31 % of the time") == is_named
     assert make_profile(gpu_busy=busy, data=0.25).largest_cost().startswith(WAITS)
 
 
@@ -99,4 +100,6 @@ def test_shares_use_intervals_of_the_training() -> None:
     assert sum(shares.values()) == pytest.approx(1)
     update = 0.01 + sum(MODEL.values())
     assert shares["checkpoints"] == pytest.approx(0.2 / (update + 0.2 + 0.25))
-    assert shares["validations"] == pytest.approx(0.25 / (update + 0.2 + 0.25)), "validations include their checkpoints"
+    assert shares["validations"] == pytest.approx(0.25 / (update + 0.2 + 0.25)), (
+        "validations must include their checkpoints"
+    )

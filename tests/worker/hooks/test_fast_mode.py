@@ -9,12 +9,12 @@ import pytest
 from tests.worlds.tools import LazyModule, requires_package
 
 torch = LazyModule("torch")
-fast = LazyModule("mmf_win.worker.hooks.fast_mode")
+fast_mode = LazyModule("mmf_win.worker.hooks.fast_mode")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
+def make_batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
     mask = torch.tensor([[1] * length + [0] * (padded_to - length) for length in lengths])
     ids = torch.arange(padded_to).repeat(len(lengths), 1) * mask
     features = torch.ones(len(lengths), padded_to, 5)
@@ -26,9 +26,9 @@ def test_trimmed_texts_keep_one_column_of_padding_and_a_multiple_of_eight(
     lengths: tuple[int, ...], expected: int
 ) -> None:
     """The text of 8 tokens would lose its last column of padding, which MMBT takes as the end."""
-    before = batch(*lengths)
+    before = make_batch(*lengths)
     ids = before["input_ids"].clone()
-    after = fast.trim_padding(before)
+    after = fast_mode.trim_padding(before)
     assert after["input_mask"].shape == after["input_ids"].shape == (len(lengths), expected)
     assert torch.equal(after["input_ids"], ids[:, :expected])
     assert not ids[:, expected:].any()
@@ -37,8 +37,8 @@ def test_trimmed_texts_keep_one_column_of_padding_and_a_multiple_of_eight(
 
 
 def test_batches_with_other_padding_are_unchanged() -> None:
-    left = batch(3)
+    left = make_batch(3)
     left["input_mask"] = left["input_mask"].flip(1)
-    assert fast.trim_padding(left)["input_mask"].shape == (1, 32)
-    assert fast.trim_padding({"text": torch.ones(2, 20)})["text"].shape == (2, 20), "word vectors have no mask"
-    assert fast.trim_padding({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)
+    assert fast_mode.trim_padding(left)["input_mask"].shape == (1, 32)
+    assert fast_mode.trim_padding({"text": torch.ones(2, 20)})["text"].shape == (2, 20), "word vectors have no mask"
+    assert fast_mode.trim_padding({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)

@@ -31,7 +31,7 @@ def world_with_validation(tmp_path: Path) -> ReportWorld:
     return world
 
 
-def checkpoint(world: ReportWorld) -> RunCheckpoint:
+def make_checkpoint(world: ReportWorld) -> RunCheckpoint:
     run = world.add_run()
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
@@ -50,25 +50,25 @@ def predict_by_label(
 def test_each_split_is_read_once_and_each_submission_written_once(
     world_with_validation: ReportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    written: list[str] = []
+    read_splits: list[str] = []
+    written_names: list[str] = []
 
-    def read_text(path: Path, shown: str, of: Any = annotations.read_text_and_sha256) -> tuple[str, str]:
-        read.append(path.stem)
-        ids: tuple[str, str] = of(path, shown)
+    def read_text(path: Path, shown: str, original: Any = annotations.read_text_and_sha256) -> tuple[str, str]:
+        read_splits.append(path.stem)
+        ids: tuple[str, str] = original(path, shown)
         return ids
 
     def write(csv: Path, rows: Any) -> None:
-        written.append(csv.name)
+        written_names.append(csv.name)
         write_predictions(csv, rows)
 
     monkeypatch.setattr(annotations, "read_text_and_sha256", read_text)
     monkeypatch.setattr(evaluation, "write_predictions", write)
-    member = checkpoint(world_with_validation)
+    member = make_checkpoint(world_with_validation)
     options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=predict_by_label)
     results = list(evaluation.predict_and_score([member], world_with_validation.save, options, RunDisplay))
-    assert sorted(read) == sorted([SPLIT, VALIDATION])
-    assert written == [result.scored.csv.name for result in results]
+    assert sorted(read_splits) == sorted([SPLIT, VALIDATION])
+    assert written_names == [result.scored.csv.name for result in results]
     assert [result.record["accuracy"] for result in results] == [1.0, 1.0]
     for result in results:
         labels = [row.label for row in read_predictions(result.scored.csv)]
@@ -77,18 +77,18 @@ def test_each_split_is_read_once_and_each_submission_written_once(
 
 
 def test_checkpoint_replaced_during_prediction_leaves_no_predictions(world_with_validation: ReportWorld) -> None:
-    member = checkpoint(world_with_validation)
+    member = make_checkpoint(world_with_validation)
 
-    def replacing(*arguments: Any, **named: Any) -> tuple[list[float], dict[str, Any]]:
+    def replace_and_predict(*arguments: Any, **options: Any) -> tuple[list[float], dict[str, Any]]:
         member.checkpoint.write_bytes(b"others")
-        return predict_by_label(*arguments, **named)
+        return predict_by_label(*arguments, **options)
 
     with pytest.raises(CheckpointError, match=r"best\.ckpt: replaced while in use"):
         list(
             evaluation.predict_and_score(
                 [member],
                 world_with_validation.save,
-                PredictionOptions(split=[SPLIT], predict_function=replacing),
+                PredictionOptions(split=[SPLIT], predict_function=replace_and_predict),
                 RunDisplay,
             )
         )

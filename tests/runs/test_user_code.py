@@ -1,4 +1,4 @@
-"""Trust in user code and the places that may name it; needs no torch."""
+"""Trust in user code, and the settings that name it; needs no torch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ def root(tmp_path: Path) -> Path:
 def resolve_code(root: Path, mmf_paths: MmfPaths) -> Any:
     """Return a function that resolves the user code of a run's settings."""
 
-    def resolve_code(named: Any = None, *typed: str, trust: bool = False, **settings_of_preset: Any) -> str | None:
-        settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
-        parts = ConfigSpec("mine", settings={**settings, **settings_of_preset})
-        options = CommandOptions(overrides=typed, trust=trust)
-        user_dir = config.resolve_config(root, mmf_paths, parts, typed)["user_dir"]
+    def resolve_code(
+        user_dir_setting: Any = None, *overrides: str, trust: bool = False, **settings_of_preset: Any
+    ) -> str | None:
+        env = user_dir_setting if isinstance(user_dir_setting, dict) else {"user_dir": user_dir_setting}
+        settings = {"env": env} if user_dir_setting else {}
+        spec = ConfigSpec("mine", settings={**settings, **settings_of_preset})
+        options = CommandOptions(overrides=overrides, trust=trust)
+        user_dir = config.resolve_config(root, mmf_paths, spec, overrides)["user_dir"]
         return user_code.resolve_user_dir(user_dir, options, "run r")
 
     return resolve_code
@@ -44,33 +47,33 @@ def resolve_code(root: Path, mmf_paths: MmfPaths) -> Any:
 def test_user_code_of_preset_must_be_trusted_once(resolve_code: Any, user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     (user_dir / "other").mkdir()
-    named = str(user_dir / "code")
+    folder = str(user_dir / "code")
     with pytest.raises(DataError) as caught:
-        resolve_code(named)
-    assert named in str(caught.value) and "--trust" in str(caught.value.hint)
-    resolve_code(named, trust=True)
-    assert resolve_code(named) == named
+        resolve_code(folder)
+    assert folder in str(caught.value) and "--trust" in str(caught.value.hint)
+    resolve_code(folder, trust=True)
+    assert resolve_code(folder) == folder
     with pytest.raises(DataError):
         resolve_code(str(user_dir / "other"))
     user_code.trusted_folders_path().write_text("cut off [", encoding="utf-8")
     with pytest.raises(DataError):
-        resolve_code(named)
+        resolve_code(folder)
 
 
 def test_concurrently_trusted_folders_are_both_stored(
     resolve_code: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (str(user_dir / name) for name in ("one", "other"))
-    for folder in (one, other):
-        Path(folder).mkdir()
+    first_folder, second_folder = (str(user_dir / name) for name in ("one", "other"))
+    for path in (first_folder, second_folder):
+        Path(path).mkdir()
 
-    def after_the_other(*args: Any, **options: Any) -> Any:
-        write_json(user_code.trusted_folders_path(), [other])
+    def lock_after_second_process(*args: Any, **options: Any) -> Any:
+        write_json(user_code.trusted_folders_path(), [second_folder])
         return file_lock(*args, **options)
 
-    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", after_the_other)
-    resolve_code(one, trust=True)
-    assert (resolve_code(one), resolve_code(other)) == (one, other)
+    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", lock_after_second_process)
+    resolve_code(first_folder, trust=True)
+    assert (resolve_code(first_folder), resolve_code(second_folder)) == (first_folder, second_folder)
 
 
 def test_folder_is_not_stored_while_list_is_locked(
@@ -86,13 +89,13 @@ def test_folder_is_not_stored_while_list_is_locked(
 
 
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
-@pytest.mark.parametrize("by", ["override", "environment"])
+@pytest.mark.parametrize("source", ["override", "environment"])
 def test_user_dir_given_by_user_is_trusted_and_made_absolute(
-    resolve_code: Any, by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    resolve_code: Any, source: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / name).mkdir()
     monkeypatch.chdir(user_dir)
-    if by == "override":
+    if source == "override":
         resolved = resolve_code(None, f"env.user_dir={name}")
     else:
         monkeypatch.setenv("MMF_USER_DIR", name)
@@ -141,16 +144,16 @@ def test_worker_gets_resolved_user_dir_without_interpolation(
     (user_dir / "code").mkdir()
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # only the worker sets this variable
     monkeypatch.delenv("MMF_USER_DIR", raising=False)
-    named = "${oc.env:PYTHONSAFEPATH,''}"
-    assert resolve_code(named) == "" and resolve_code() is None
+    user_dir_setting = "${oc.env:PYTHONSAFEPATH,''}"
+    assert resolve_code(user_dir_setting) == "" and resolve_code() is None
     monkeypatch.setenv("PYTHONSAFEPATH", str(user_dir / "code"))
     with pytest.raises(DataError):
-        resolve_code(named)
-    assert resolve_code(named, trust=True) == str(user_dir / "code")
+        resolve_code(user_dir_setting)
+    assert resolve_code(user_dir_setting, trust=True) == str(user_dir / "code")
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
 def test_env_that_is_not_a_mapping_is_rejected(env: object, root: Path, mmf_paths: MmfPaths) -> None:
-    parts = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
+    spec = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"^(cannot compose the configuration of mine: )?env: "):
-        config.resolve_config(root, mmf_paths, parts)
+        config.resolve_config(root, mmf_paths, spec)

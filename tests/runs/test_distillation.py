@@ -22,8 +22,8 @@ LOSSES = [{"type": "cross_entropy"}]
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Path:
-    """Return the annotations of two memes, one of which has a custom ID."""
+def annotations_file(tmp_path: Path) -> Path:
+    """Write the annotations of two memes, one with a custom ID, and return their file."""
     path = tmp_path / "train.jsonl"
     rows = [{"id": "00007", "own_id": None}, {"id": 8, "own_id": "b"}]
     rows = [{**row, "img": "img/1.png", "text": "", "label": 0} for row in rows]
@@ -36,40 +36,44 @@ def make_request(path: Path, **options: Any) -> RunRequest:
     return RunRequest(model="mmbt").merged_with(CommandOptions(teacher=path, **options).settings)
 
 
-def check(request: RunRequest, train: Path, losses: object = LOSSES) -> tuple[RunRequest, dict[str, float]]:
+def attach_teacher(
+    request: RunRequest, annotations_file: Path, losses: object = LOSSES
+) -> tuple[RunRequest, dict[str, float]]:
     config = {
         "model": {"losses": losses, "heads": {"hateful_memes": [{"loss": "used"}]}},
-        "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
+        "dataset": {"annotations": {"train": [str(annotations_file)]}, "data_dir": ""},
     }
-    data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
-    first = AttemptRequest(TrainTask(), "mmbt", "mmf")
-    request, first = distillation.attach_teacher(request, first, config, VerifiedInputs(splits_read=data))
-    assert first.train_task.teacher_weight == request.mmfw_settings.teacher_weight
-    return request, first.train_task.teacher_probas
+    data = {"train": {"split": "train", "sha256": file_digest(annotations_file).hex()}}
+    attempt = AttemptRequest(TrainTask(), "mmbt", "mmf")
+    request, attempt = distillation.attach_teacher(request, attempt, config, VerifiedInputs(splits_read=data))
+    assert attempt.train_task.teacher_weight == request.mmfw_settings.teacher_weight
+    return request, attempt.train_task.teacher_probas
 
 
-def write(folder: Path, *rows: str) -> Path:
+def write_predictions(folder: Path, *rows: str) -> Path:
     path = folder / "учитель ${x}.csv"
     path.write_text("\n".join(("id,proba,label", *rows)), encoding="utf-8")
     return path
 
 
-def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
-    request, probas = check(make_request(path), train)
+def test_teacher_probabilities_use_ids_of_mmf(annotations_file: Path, tmp_path: Path) -> None:
+    path = write_predictions(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
+    request, probas = attach_teacher(make_request(path), annotations_file)
     assert probas == {"7": 0.75, "8": 0.25}
     assert request.mmfw_settings.teacher_weight == 0.7
-    assert check(request, train)[0] == request, "the file is unchanged when the run is resumed"
-    assert request.merged_with(CommandOptions(teacher=path).settings).mmfw_settings.teacher_weight == 0.7
-    write(tmp_path, "b,0.25,0", "7,0.5,1")
-    with pytest.raises(DataError, match="have changed since this run began"):
-        check(request, train)
-    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, (
-        "naming the file again accepts its new content"
+    assert attach_teacher(request, annotations_file)[0] == request, (
+        "the unchanged file must be accepted when the run is resumed"
     )
+    assert request.merged_with(CommandOptions(teacher=path).settings).mmfw_settings.teacher_weight == 0.7
+    write_predictions(tmp_path, "b,0.25,0", "7,0.5,1")
+    with pytest.raises(DataError, match="have changed since this run began"):
+        attach_teacher(request, annotations_file)
+    assert (
+        attach_teacher(request.merged_with(CommandOptions(teacher=path).settings), annotations_file)[1]["7"] == 0.5
+    ), "naming the file again must accept its new content"
     path.unlink()
     with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: prediction file of the teacher not found"):
-        check(request, train)
+        attach_teacher(request, annotations_file)
 
 
 @pytest.mark.parametrize(
@@ -82,42 +86,44 @@ def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> No
         (["7,0.5,0", "b,,0"], "not a prediction file"),
     ],
 )
-def test_predictions_must_cover_each_row_once(train: Path, tmp_path: Path, rows: list[str], message: str) -> None:
+def test_predictions_must_cover_each_row_once(
+    annotations_file: Path, tmp_path: Path, rows: list[str], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
-        check(make_request(write(tmp_path, *rows)), train)
+        attach_teacher(make_request(write_predictions(tmp_path, *rows)), annotations_file)
 
 
-def test_predictions_of_another_split_are_rejected(train: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
+def test_predictions_of_another_split_are_rejected(annotations_file: Path, tmp_path: Path) -> None:
+    path = write_predictions(tmp_path, "7,0.5,0", "b,0.5,0")
     path.with_suffix(".metrics.json").write_text('{"split": "dev_seen"}', encoding="utf-8")
     with pytest.raises(DataError, match="predictions of dev_seen, but the run trains on train"):
-        check(make_request(path), train)
+        attach_teacher(make_request(path), annotations_file)
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_warning_if_teacher_predicted_other_memes_with_same_ids(
-    train: Path, tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
+    annotations_file: Path, tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
-    record = {"split": None, "annotations_sha256": file_digest(train).hex() if same else "other"}
+    path = write_predictions(tmp_path, "7,0.5,0", "b,0.5,0")
+    record = {"split": None, "annotations_sha256": file_digest(annotations_file).hex() if same else "other"}
     path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
-    check(make_request(path), train)
+    attach_teacher(make_request(path), annotations_file)
     assert ("another version of train" in caplog.text) is not same
 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_warning_if_teacher_was_trained_on_these_rows(
-    train: Path, tmp_path: Path, seen: bool, caplog: pytest.LogCaptureFixture
+    annotations_file: Path, tmp_path: Path, seen: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run.create(tmp_path / "save", "big")
     run.save_request(RunRequest(model="mmbt"))
-    sha256 = file_digest(train).hex() if seen else "other"
+    sha256 = file_digest(annotations_file).hex() if seen else "other"
     event = {"t": 1.0, "kind": "train_started", "attempt": "1", "data": {"sha256": sha256}}
     run.events.write_text(json.dumps(event) + "\n", encoding="utf-8")
-    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
+    path = write_predictions(tmp_path, "7,0.5,0", "b,0.5,0")
     record = {"split": "train", "members": [{"checkpoint": str(run.checkpoints / "best.ckpt")}]}
     path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
-    check(make_request(path), train)
+    attach_teacher(make_request(path), annotations_file)
     assert ("was trained on the same memes" in caplog.text) is seen
 
 
@@ -129,20 +135,22 @@ def test_warning_if_teacher_was_trained_on_these_rows(
         (None, "none in its configuration"),
     ],
 )
-def test_model_with_another_loss_is_rejected(train: Path, tmp_path: Path, losses: object, actual_loss: str) -> None:
-    request = make_request(write(tmp_path, "7,0.5,0", "b,0.5,0"))
+def test_model_with_another_loss_is_rejected(
+    annotations_file: Path, tmp_path: Path, losses: object, actual_loss: str
+) -> None:
+    request = make_request(write_predictions(tmp_path, "7,0.5,0", "b,0.5,0"))
     with pytest.raises(UsageError, match=f"mmbt has {actual_loss}"):
-        check(request, train, losses)
-    assert check(request, train, {"used": "cross_entropy", "unused": "bce"})[1]
+        attach_teacher(request, annotations_file, losses)
+    assert attach_teacher(request, annotations_file, {"used": "cross_entropy", "unused": "bce"})[1]
 
 
-def test_weight_without_teacher_is_rejected(train: Path) -> None:
+def test_weight_without_teacher_is_rejected(annotations_file: Path) -> None:
     with pytest.raises(UsageError, match="--teacher-weight requires --teacher"):
-        check(replace(RunRequest(), settings=CommandOptions(teacher_weight=0.5).settings), train)
+        attach_teacher(replace(RunRequest(), settings=CommandOptions(teacher_weight=0.5).settings), annotations_file)
 
 
 def test_empty_teacher_path_is_not_ignored() -> None:
-    chosen = CommandOptions(teacher="").settings
-    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), (
+    settings = CommandOptions(teacher="").settings
+    assert RunRequest().merged_with(settings).mmfw_settings.teacher == str(Path.cwd()), (
         "a folder, which is rejected later"
     )

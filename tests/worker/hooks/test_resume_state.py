@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 _ROWS = 14
 
 
-def loader(batch_size: int, rows: int = _ROWS, workers: int = 0) -> Any:
+def make_loader(batch_size: int, rows: int = _ROWS, workers: int = 0) -> Any:
     import torch
 
     return torch.utils.data.DataLoader(
@@ -49,18 +49,18 @@ def start_epoch(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
 def test_row_order_continues_within_an_epoch_with_other_batch_sizes(batch_size: int, workers: int) -> None:
     """Rows that were used are not loaded again, whatever the state of the generator is."""
-    full_loader = loader(4)
+    full_loader = make_loader(4)
     expected = train_epoch(*start_epoch(1, full_loader), full_loader)
     assert sorted(expected) == list(range(_ROWS)) and expected != sorted(expected)
-    first = loader(4, workers=workers)
+    first = make_loader(4, workers=workers)
     sampler, trainer = start_epoch(1, first)
-    seen = train_epoch(sampler, trainer, first, count=2)
-    assert seen == expected[:8]
+    used_rows = train_epoch(sampler, trainer, first, count=2)
+    assert used_rows == expected[:8]
     position = sampler.state_dict()
-    second = loader(batch_size, workers=workers)
+    second = make_loader(batch_size, workers=workers)
     sampler, trainer = start_epoch(2, second, iteration=trainer.current_iteration)
     assert sampler.load_state_dict(position)
-    assert sampler.state_dict() == position, "the position is unchanged before the first row"
+    assert sampler.state_dict() == position, "the position must not change before the first row"
     assert train_epoch(sampler, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
     assert sampler.state_dict()["rows"] == _ROWS
@@ -71,12 +71,12 @@ def test_row_order_continues_within_an_epoch_with_other_batch_sizes(batch_size: 
 )
 def test_resumed_epoch_has_the_announced_number_of_batches(before: int, count: int, remaining: int) -> None:
     """Batches of 4 rows follow ``count`` batches of another size."""
-    first = loader(before)
+    first = make_loader(before)
     sampler, trainer = start_epoch(1, first)
     if count:
         train_epoch(sampler, trainer, first, count=count)
     position = sampler.state_dict()
-    second = loader(4)
+    second = make_loader(4)
     sampler, trainer = start_epoch(2, second)
     if position is not None:
         assert sampler.load_state_dict(position)
@@ -95,7 +95,7 @@ def test_ranks_count_each_row_once_and_repeated_rows_never(monkeypatch: pytest.M
     monkeypatch.setattr(resume_state, "broadcast_from_first", lambda value: value)
     for rank in range(3):
         monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
-        rank_loader = loader(2)
+        rank_loader = make_loader(2)
         sampler, trainer = start_epoch(1, rank_loader)
         assert sampler.batches_left() == 3
         shares.append([])
@@ -111,8 +111,8 @@ def test_ranks_count_each_row_once_and_repeated_rows_never(monkeypatch: pytest.M
 
 
 def test_position_is_rejected_if_the_number_of_rows_has_changed() -> None:
-    first = loader(4)
+    first = make_loader(4)
     sampler, trainer = start_epoch(1, first)
     train_epoch(sampler, trainer, first, count=1)
-    other_sampler, _ = start_epoch(1, loader(4, rows=_ROWS + 1))
+    other_sampler, _ = start_epoch(1, make_loader(4, rows=_ROWS + 1))
     assert not other_sampler.load_state_dict(sampler.state_dict())
