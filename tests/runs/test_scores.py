@@ -26,9 +26,7 @@ def make_run(save: Path, name: str, **request_fields: Any) -> Run:
     return run
 
 
-def log_checkpoint(
-    run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1", **hashed: str
-) -> None:
+def log_checkpoint(run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1") -> None:
     """Record a validation and a checkpoint, whose hash consists of its update and attempt."""
     log = EventLog(run.events, attempt)
     log.write("val", update=update, metrics={"auroc": auroc}, final=False)
