@@ -9,7 +9,7 @@ import json
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from mmf_win.files import require_no_special_file
 
@@ -64,13 +64,20 @@ def stored_as(key: str) -> dict[str, str]:
 
 
 def to_stored(record: Any) -> dict[str, Any]:
-    """Return the values of a dataclass, and of dataclasses in it, by stored key."""
-    values = {_stored_key(field): getattr(record, field.name) for field in fields(record)}
-    return {key: to_stored(value) if is_dataclass(value) else value for key, value in values.items()}
+    """Return the values of a dataclass by stored key; dataclasses in it, or in its dictionaries, are converted too."""
+    return {_stored_key(field): _to_stored_value(getattr(record, field.name)) for field in fields(record)}
 
 
-def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
-    """Create a dataclass from values by stored key; types are checked and unknown keys are skipped.
+def _to_stored_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_stored_value(item) for key, item in value.items()}
+    return to_stored(value) if is_dataclass(value) else value
+
+
+def from_stored(values: object, kind: type[T], /, **converted: Any) -> T:
+    """Create a dataclass from values by stored key, the reverse of :func:`to_stored`.
+
+    Types are checked, and unknown keys are skipped.
 
     Args:
         values: The values from a file.
@@ -85,11 +92,11 @@ def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
     """
     declared: Any = kind
     checked = convert_to(values, optional_fields_of(declared, *converted))
-    arguments = dict(converted)
+    arguments, types = dict(converted), _field_types(declared)
     for field in fields(declared):
         key = _stored_key(field)
         if key in checked:
-            arguments[field.name] = checked[key]
+            arguments[field.name] = _from_stored_value(checked[key], types[field.name])
         elif field.name not in converted and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"Object missing required field `{key}`")
     return kind(**arguments)
@@ -112,8 +119,29 @@ def optional_fields(**types: Any) -> type[dict[str, Any]]:
 @cache
 def optional_fields_of(kind: Any, *excluded: str) -> type[dict[str, Any]]:
     """Return a dictionary type with the stored keys of a dataclass, all optional, without ``excluded`` fields."""
-    types = get_type_hints(kind)
-    return optional_fields(**{_stored_key(f): types[f.name] for f in fields(kind) if f.name not in excluded})
+    types, included = _field_types(kind), (field for field in fields(kind) if field.name not in excluded)
+    return optional_fields(**{_stored_key(field): _stored_type(types[field.name]) for field in included})
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_dict_of_dataclasses(kind: Any) -> bool:
+    return get_origin(kind) is dict and is_dataclass(get_args(kind)[1])
+
+
+def _stored_type(kind: Any) -> Any:
+    if _is_dict_of_dataclasses(kind):
+        return dict[str, dict[str, Any]]
+    return dict[str, Any] if is_dataclass(kind) else kind
+
+
+def _from_stored_value(value: Any, kind: Any) -> Any:
+    if _is_dict_of_dataclasses(kind):
+        return {key: from_stored(item, get_args(kind)[1]) for key, item in value.items()}
+    return from_stored(value, kind) if is_dataclass(kind) else value  # type: ignore[arg-type]
 
 
 def _stored_key(field: Any) -> str:

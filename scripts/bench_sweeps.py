@@ -73,7 +73,7 @@ def _write_finished_sweep(sweep: SweepFolder) -> None:
         folder.path.mkdir()
         meta = {"_output": str(folder.path), "_name": task.name}
         write_yaml(folder.param, {**task.values, **meta})
-        replace(task, state="success", finished=("t",), starts=1, seconds=1.5).save(folder)
+        replace(task, state="success", finished_commands=("t",), start_count=1, seconds=1.5).save(folder)
 
 
 def _make_contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:

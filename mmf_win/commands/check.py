@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +18,7 @@ from mmf_win.files import write_json
 from mmf_win.paths import expand_home, require_new_file
 from mmf_win.protocol import Event
 from mmf_win.protocol.check_result import Verdict
+from mmf_win.records import to_stored
 from mmf_win.runs.model_check import check_model
 from mmf_win.runs.override_rules import require_trainable, split_arguments
 from mmf_win.runs.request import CommandOptions
@@ -71,18 +72,18 @@ def command(
     names, overrides = split_arguments(arguments, max_names=1)
     command_options = replace(command_options, overrides=overrides)
     require_trainable(command_options, resumes=False)
-    name, findings = check_model(next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay)
-    report = {"name": name, "findings": [asdict(finding) for finding in findings]}
-    counts = Counter(finding.verdict for finding in findings)
+    name, results = check_model(next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay)
+    report = {"name": name, "findings": [to_stored(result) for result in results]}
+    counts = Counter(result.verdict for result in results)
     if as_json:
         print_json(report)
     else:
-        texts = ["; ".join(filter(None, (finding.text, finding.advice))) for finding in findings]
-        rows = [(finding.verdict, finding.check, text) for finding, text in zip(findings, texts, strict=True)]
+        texts = ["; ".join(filter(None, (result.message, result.hint))) for result in results]
+        rows = [(result.verdict, result.check, text) for result, text in zip(results, texts, strict=True)]
         print(format_table(("verdict", "check", "finding"), rows))
         print_result(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:
         write_json(output, report)
     if counts["error"]:
-        message = f"{name}: {counts['error']} of {len(findings)} findings are errors"
+        message = f"{name}: {counts['error']} of {len(results)} findings are errors"
         raise CheckFailedError(message, hint="fix the errors, then run the same command again")

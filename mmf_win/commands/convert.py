@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,6 +15,7 @@ from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import ConversionResult, convert, load_dataset_manifest
 from mmf_win.errors import NoValidationSplitError, UsageError
 from mmf_win.paths import MmfPaths, data_dir_arguments
+from mmf_win.records import to_stored
 
 
 @click.command(cls=Command)
@@ -79,7 +80,7 @@ def command(
     else:
         result = convert(archive, mmf_paths, ask=ask, force=force, allow_missing=allow_missing)
     if as_json:
-        print_json({"target": mmf_paths.dataset.root, "data_dir": mmf_paths.data_dir, **asdict(result)})
+        print_json({"target": mmf_paths.dataset.root, "data_dir": mmf_paths.data_dir, **to_stored(result)})
     else:
         _print_result(result, mmf_paths)
 
@@ -95,7 +96,7 @@ def _print_result(result: ConversionResult, mmf_paths: MmfPaths) -> None:
     print_status(f"\n{result.images} images{extra}")
     for pair, count in result.shared_ids.items():
         print_status(f"{pair} have {count} memes in common")
-    if result.known is False:
+    if result.is_published is False:
         print_status(f"warning: not a known published archive (SHA-256 {result.sha256})")
     if result.already_done:
         print_status(f"already converted, all files intact: {mmf_paths.dataset.root}")

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +30,7 @@ from mmf_win.console import (
     print_status,
 )
 from mmf_win.errors import StoppedByUserError, TrainingError, UsageError
+from mmf_win.records import to_stored
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
 from mmf_win.sweeps.folder import TaskState, find_sweep, remove_sweep
@@ -223,7 +224,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     selected = [(task, folder.task_folder(task.name)) for task in tasks if state in (None, task.state)]
     entries = [(task_id(task_dir.path), task, read_task_progress(task_dir)) for task, task_dir in selected]
     if as_json:
-        listed = [{**asdict(task), **progress, "run": run} for run, task, progress in entries]
+        listed = [{**to_stored(task), **progress, "run": run} for run, task, progress in entries]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     by_state = ", ".join(f"{n} {name}" for name, n in counts.items())

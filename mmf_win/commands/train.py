@@ -350,7 +350,7 @@ def _print_result(run: Run, as_json: bool) -> None:
         return
     if summary.best_auroc is not None and (coverage := summary.validated_on):
         print_status(f"best validation AUROC {summary.best_auroc:.4f} on {coverage.split_label}")
-        if published := _published_score_text(run.request().published, coverage):
+        if published := _published_score_text(run.request().published_scores, coverage):
             print_status(f"  {published}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     print_status(f"{updates} in {format_duration(summary.seconds)}: {run.path}")

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from filecmp import cmp
 from itertools import combinations
 from pathlib import Path
@@ -33,6 +33,7 @@ from mmf_win.integrity.manifest import (
 )
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
+from mmf_win.records import stored_as, to_stored
 from mmf_win.unpacking.extract import install_repaired, install_staged, make_manifest
 from mmf_win.unpacking.staging import finish_installation, open_staging, require_complete_install, require_space
 
@@ -60,7 +61,7 @@ class ConversionResult:
         images: Number of images.
         extra_images: Number of images that are in no split.
         sha256: SHA-256 of the archive; None for a folder.
-        known: Whether this is the hash of a published archive; None for a folder.
+        is_published: Whether this is the hash of a published archive; None for a folder.
         already_done: An earlier conversion of the same archive was intact, and nothing was written.
         seconds: Duration.
         judged_images: All images were checked; earlier versions of mmfw did not check them.
@@ -71,7 +72,7 @@ class ConversionResult:
     images: int
     extra_images: int
     sha256: str | None
-    known: bool | None
+    is_published: bool | None = field(metadata=stored_as("known"))
     already_done: bool
     seconds: float
     judged_images: bool = False
@@ -138,17 +139,17 @@ def convert(
         origin = replace(origin, sha256=None if digest is None else digest.hexdigest())
         named_images = {row.img for split_rows in rows.values() for row in split_rows}
         result = ConversionResult(
-            splits={s: SplitSummary.from_rows(rows[s], images, own=s in layout.tables) for s in rows},
+            splits={s: SplitSummary.from_rows(rows[s], images, is_user_data=s in layout.tables) for s in rows},
             shared_ids=_count_shared_ids(rows, images),
             images=len(images),
             extra_images=len(set(images) - named_images),
             sha256=origin.sha256,
-            known=None if origin.sha256 is None else origin.sha256 in _PUBLISHED_SHA256,
+            is_published=None if origin.sha256 is None else origin.sha256 in _PUBLISHED_SHA256,
             already_done=False,
             seconds=time.monotonic() - start_time,
             judged_images=True,
         )
-        new_manifest = make_manifest(paths.root, files, origin, result=asdict(result))
+        new_manifest = make_manifest(paths.root, files, origin, result=to_stored(result))
         # Annotations of an earlier release are removed; files that the user added are kept.
         stale = [f for f in old_files if old_manifest is None or f"annotations/{f.name}" in old_manifest.files]
         obsolete = [paths.images / "img", *stale]

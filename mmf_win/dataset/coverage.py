@@ -14,7 +14,7 @@ from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow
 from mmf_win.errors import DataError
 from mmf_win.integrity.manifest import Manifest, parse_notes
 from mmf_win.paths import DatasetPaths
-from mmf_win.records import convert_to
+from mmf_win.records import convert_to, stored_as
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SplitSummary:
         hateful, benign: Number of those with label 1 and 0; None if the split has no labels.
         missing: Number of excluded rows, whose image is missing.
         missing_ids: Display ids of the excluded rows.
-        own: The split was converted from a user's table.
+        is_user_data: The split was converted from a user's table.
     """
 
     rows: int
@@ -34,10 +34,10 @@ class SplitSummary:
     benign: int | None
     missing: int
     missing_ids: list[str] = field(default_factory=list)
-    own: bool = False
+    is_user_data: bool = field(default=False, metadata=stored_as("own"))
 
     @classmethod
-    def from_rows(cls, rows: Sequence[AnnotationRow], images: Collection[str], *, own: bool) -> SplitSummary:
+    def from_rows(cls, rows: Sequence[AnnotationRow], images: Collection[str], *, is_user_data: bool) -> SplitSummary:
         """Count the rows whose image exists, and list the others."""
         missing = [row for row in rows if row.img not in images]
         labels = [row.label for row in rows if row.img in images]
@@ -48,7 +48,7 @@ class SplitSummary:
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
             missing_ids=[row.display_id for row in missing],
-            own=own,
+            is_user_data=is_user_data,
         )
 
 

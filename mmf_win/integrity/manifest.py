@@ -31,7 +31,7 @@ from mmf_win.errors import DamagedManifestError, DataError
 from mmf_win.files import iter_files, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import hash_file
 from mmf_win.paths import DatasetPaths, data_dir_arguments
-from mmf_win.records import convert_to
+from mmf_win.records import from_stored
 
 T = TypeVar("T")
 
@@ -283,7 +283,7 @@ def parse_notes(kind: type[T], values: object, folder: Path) -> T:
         DamagedManifestError: A field is missing or has another type.
     """
     try:
-        return convert_to(values, kind)
+        return from_stored(values, kind)
     except ValueError as error:
         message = f"{folder / _NOTES_NAME}: damaged: {error}"
         raise DamagedManifestError(message, hint="delete this file and convert or fetch again") from None

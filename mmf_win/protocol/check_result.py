@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmf_win.records import stored_as
+
 Verdict = Literal["ok", "note", "warning", "error"]
 
 
@@ -14,15 +16,15 @@ class CheckResult:
 
     Attributes:
         check: Name of the check.
-        text: The finding.
-        advice: Its meaning and what to do.
-        memes: IDs that the finding is about, or that the check used.
+        message: The result.
+        hint: Its meaning and what to do.
+        meme_ids: IDs that the result is about, or that the check used.
         seconds: Duration of the check.
     """
 
     verdict: Verdict
     check: str
-    text: str
-    advice: str | None = None
-    memes: list[str] = field(default_factory=list)
+    message: str = field(metadata=stored_as("text"))
+    hint: str | None = field(default=None, metadata=stored_as("advice"))
+    meme_ids: list[str] = field(default_factory=list, metadata=stored_as("memes"))
     seconds: float = 0.0

@@ -24,7 +24,7 @@ import errno
 import os
 import stat
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -38,7 +38,7 @@ from mmf_win.locking import file_lock, is_locked
 from mmf_win.paths import ChildPath, create_first_free, create_timestamped_dir, reserve_file, short_portable_name
 from mmf_win.protocol import MAX_TIMESTAMP, AttemptFolder
 from mmf_win.protocol.attempt import EVENTS, LOG
-from mmf_win.records import convert_to, decode_json, read_record
+from mmf_win.records import decode_json, from_stored, read_record, to_stored
 from mmf_win.runs.request import RunRequest, drop_start_settings
 
 #: Folder of the sweeps in the save dir. A sweep has a folder per task, which contains the runs of the task.
@@ -151,7 +151,7 @@ class Run:
 
     def save_request(self, request: RunRequest) -> None:
         """Save the run request without the settings that choose the checkpoint to start from."""
-        write_json(self.request_file, asdict(replace(request, settings=drop_start_settings(request.settings))))
+        write_json(self.request_file, to_stored(replace(request, settings=drop_start_settings(request.settings))))
 
     def creation_time(self) -> tuple[float, bool] | None:
         """Return when the run was created and whether its request records that time.
@@ -181,7 +181,7 @@ class Run:
         """Return the run request; raise ``DataError`` if it cannot be read or is invalid."""
         try:
             values = read_record(self.request_file, dict[str, Any])
-            request = convert_to({"created": self.request_file.stat().st_mtime, **values}, RunRequest)
+            request = from_stored({"created": self.request_file.stat().st_mtime, **values}, RunRequest)
             request.mmfw_settings  # noqa: B018 - raises for a value of the wrong type
             if "overrides" in values:
                 raise ValueError("written by an incompatible version of mmfw")

@@ -18,6 +18,7 @@ from mmf_win.errors import DataError
 from mmf_win.files import disk_usage
 from mmf_win.locking import is_locked
 from mmf_win.protocol import AttemptOutcome, Event, read_events
+from mmf_win.records import to_stored
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs, warn_if_time_uncertain
 from mmf_win.runs.request import RunRequest, format_override_value
@@ -200,7 +201,7 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
         test_checkpoint=test.checkpoint if test else None,
         tested_on=test.coverage if test else None,
         seed=next(seeds, request.training_number("seed")),
-        mmf=request.mmf or None,
+        mmf=request.mmf_version or None,
         differs=differs,
         started=Timestamp(request.created),
         seconds=round(_training_seconds(events), 1),
@@ -210,7 +211,7 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
 
 def _format_user_settings(request: RunRequest) -> list[str]:
     """Return the user settings of a run as ``KEY=VALUE``."""
-    sources = {"init": request.init, "start": request.start}
+    sources = {"init": request.init_weights, "start": request.start_checkpoint}
     values: dict[str, Any] = {name: Path(file).name for name, file in sources.items() if file}
     prefix = f"{MMFW_GROUP}."
     values |= {
@@ -229,7 +230,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         OSError: The outcome of the run cannot be read.
     """
     run, request, events = record.run, record.request, record.events
-    request_values = asdict(request)
+    request_values = to_stored(request)
     train_data = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
     outcome = AttemptOutcome.load(run.outcome_file)
     return {
@@ -278,7 +279,7 @@ def read_comparable_config(run: Run) -> dict[str, Any]:
     Raises:
         DataError: The request or configuration cannot be read.
     """
-    values, config = dict(iter_leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
+    values, config = dict(iter_leaves(to_stored(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf
 

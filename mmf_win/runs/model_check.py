@@ -12,7 +12,7 @@ from mmf_win.inputs import annotation_checks
 from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import CheckTask
 from mmf_win.protocol.check_result import CheckResult, Verdict
-from mmf_win.records import convert_to
+from mmf_win.records import from_stored
 from mmf_win.runs import training
 from mmf_win.runs.attempts import DisplayFactory
 from mmf_win.runs.history import describe_loaded_weights
@@ -73,5 +73,5 @@ def check_model(
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
                 results.append(CheckResult(verdict, "weights", describe_loaded_weights(event)))
             elif event["kind"] == "checked":
-                results.append(convert_to(event, CheckResult))
+                results.append(from_stored(event, CheckResult))
     return name, results

@@ -87,7 +87,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     is_unfinished = (  # stopped after its last update, but before its end
         progress.update == total
         and run is not None
-        and plan.request.start != first.checkpoint
+        and plan.request.start_checkpoint != first.checkpoint
         and AttemptOutcome.load(run.outcome_file) != success
     )
     if total is not None and progress.update >= total and not is_unfinished:

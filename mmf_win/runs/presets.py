@@ -104,7 +104,7 @@ def build_request(preset: Preset, splits: dict[str, str], mmf_paths: MmfPaths) -
         splits=splits,
         data_dir=str(mmf_paths.data_dir),
         offline=preset.offline,
-        published={} if is_user_dataset(mmf_paths.dataset) else preset.published,  # not of such datasets
+        published_scores={} if is_user_dataset(mmf_paths.dataset) else preset.published,  # not of such datasets
     )
 
 

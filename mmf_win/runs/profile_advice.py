@@ -75,9 +75,9 @@ class TrainingProfile:
         waiting = self.waiting
         if not waiting.is_significant:
             return None
-        share = waiting.waited / sum(self.seconds_by_phase().values())
+        share = waiting.wait_s / sum(self.seconds_by_phase().values())
         text = f"the model waits for data {_format_percent(share)} of the time"
-        if waiting.cpu is not None:
+        if waiting.batch_cpu_s is not None:
             text += ", mostly for the disk" if waiting.is_io_bound else ", mostly for the CPU"
         if self.images_once:
             text += " (less once all images are decoded)"

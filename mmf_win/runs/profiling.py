@@ -12,7 +12,7 @@ from mmf_win.errors import MmfwError, StoppedByUserError
 from mmf_win.paths import MmfPaths, create_timestamped_dir, expand_home
 from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import ProfileTask
-from mmf_win.records import convert_to
+from mmf_win.records import from_stored
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import DisplayFactory
 from mmf_win.runs.folder import Run
@@ -66,7 +66,7 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         trace = Path(shutil.move(trace_file, create_timestamped_dir(profiles_dir)))
     config = {key: plan.config["training"][key] for key in _TRAINING_KEYS}
     values = {**profiled, **config, "max_updates": plan.first_attempt.train_task.total_updates}
-    return convert_to(values, TrainingProfile), trace
+    return from_stored(values, TrainingProfile), trace
 
 
 def make_job_from_preset_or_run(
@@ -95,12 +95,12 @@ def make_job_from_preset_or_run(
 def make_job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
     """Return the training of a run from its beginning (see :func:`make_job_from_preset_or_run`)."""
     job = training.make_job_from_request(run.request(), options, data_dir, save_dir)
-    if (weights := job.request.init or job.request.start) is None:
+    if (weights := job.request.init_weights or job.request.start_checkpoint) is None:
         return job
     if not Path(weights).is_file():
         _log.warning("run %s started with %s, which does not exist; profiling without it", run.id, weights)
         return job
-    request = replace(job.request, start=None)  # not resumed, so its update counts are ignored
+    request = replace(job.request, start_checkpoint=None)  # not resumed, so its update counts are ignored
     checkpoint = checkpoints.require_intact(weights).path
     return replace(job, request=request, checkpoint=checkpoint, only_weights=True)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mmf_win.paths import expand_home
 from mmf_win.protocol import Precision
-from mmf_win.records import convert_to
+from mmf_win.records import convert_to, stored_as
 from mmf_win.upstream.config import MMFW_GROUP, ConfigSpec, Settings, merge_settings, set_nested_value
 from mmf_win.upstream.overrides import escape_interpolation, iter_leaves
 
@@ -61,12 +61,12 @@ class RunRequest(ConfigSpec):
         splits: Stem of the annotation file for each of ``train``, ``val`` and ``test``.
         data_dir: Data dir of MMF.
         preset_file: Path of a user's preset; ``None`` for one of mmfw's.
-        start: Checkpoint of another run that this run started from.
-        init: Initial weights: a file, or a key of MMF's zoo.
+        start_checkpoint: Checkpoint of another run that this run started from.
+        init_weights: Initial weights: a file, or a key of MMF's zoo.
         published_weights: Key of published weights in MMF's zoo, for a run that was never trained.
         published_sha256: SHA-256 of these weights.
-        mmf: Version of MMF that trained the run.
-        published: Results of the paper for the preset.
+        mmf_version: Version of MMF that trained the run.
+        published_scores: Results of the paper for the preset.
         created: Seconds since the epoch.
     """
 
@@ -75,12 +75,12 @@ class RunRequest(ConfigSpec):
     splits: dict[str, str] = field(default_factory=dict)
     data_dir: str = ""
     preset_file: str | None = None
-    start: str | None = None
-    init: str | None = None
+    start_checkpoint: str | None = field(default=None, metadata=stored_as("start"))
+    init_weights: str | None = field(default=None, metadata=stored_as("init"))
     published_weights: str | None = None
     published_sha256: str | None = None
-    mmf: str = ""
-    published: dict[str, Any] = field(default_factory=dict)
+    mmf_version: str = field(default="", metadata=stored_as("mmf"))
+    published_scores: dict[str, Any] = field(default_factory=dict, metadata=stored_as("published"))
     created: float = field(default_factory=time.time)
 
     @property
@@ -113,7 +113,7 @@ class RunRequest(ConfigSpec):
         For a trained run, these are only the user settings, so it can be resumed even if another version of
         MMF has dropped a key of its preset.
         """
-        if not self.mmf:
+        if not self.mmf_version:
             return self.mmf_settings
         settings: Settings = {}
         for key, value in self.user_settings.items():

@@ -67,7 +67,7 @@ def make_job_from_preset(
     elif init is not None:
         weights = checkpoints.require_intact(init).path
         init = str(weights)
-    request, only_weights = replace(request, init=init), weights is not None
+    request, only_weights = replace(request, init_weights=init), weights is not None
     return RunJob(request, options, mmf_paths, name=name, checkpoint=weights, only_weights=only_weights)
 
 
@@ -148,14 +148,14 @@ def make_job_to_resume(
     if preset is not None:
         job = RunJob(_build_request_from_preset(preset, mmf_paths), options, mmf_paths)
     elif owner is not None:
-        request = replace(owner.request(), init=None, created=time.time())
+        request = replace(owner.request(), init_weights=None, created=time.time())
         job = make_job_from_request(request, options, data_dir, mmf_paths.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} is not in the folder of a run, so its configuration is unknown",
             hint="pass its preset, as in `mmfw train PRESET --resume PATH`",
         )
-    request = replace(job.request, start=str(checkpoint))
+    request = replace(job.request, start_checkpoint=str(checkpoint))
     return replace(job, request=request, name=name, checkpoint=checkpoint)
 
 
@@ -217,11 +217,11 @@ def prepare_plan(job: RunJob) -> Plan:
     if request.mmfw_settings.epochs and total is not None:
         total_settings = {"training": {"max_updates": total, "max_epochs": None}}
         attempt = replace(attempt, settings=merge_settings(attempt.settings, total_settings))
-    if request.mmf and request.mmf != version:
-        _log.warning("this run was trained with MMF %s, and is resumed with %s", request.mmf, version)
+    if request.mmf_version and request.mmf_version != version:
+        _log.warning("this run was trained with MMF %s, and is resumed with %s", request.mmf_version, version)
     task = replace(attempt.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
     attempt = replace(attempt, task=task, may_query_hub=inputs.may_query_hub or job.options.trust)
-    return replace(plan, request=replace(request, mmf=version), first_attempt=attempt, inputs=inputs)
+    return replace(plan, request=replace(request, mmf_version=version), first_attempt=attempt, inputs=inputs)
 
 
 def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] = lambda _: None) -> Run:
@@ -242,7 +242,7 @@ def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] 
         plan = prepare_plan(job)
         for result in annotation_checks.check_annotations(job.mmf_paths.dataset, plan.config["dataset"], plan.inputs):
             if result.verdict != "ok":
-                _log.warning("%s; %s", result.text, result.advice)
+                _log.warning("%s; %s", result.message, result.hint)
         return execute_plan(plan, display, lock_fd, on_start)
 
 
@@ -270,7 +270,7 @@ def execute_plan(
             for name in find_changed_splits(run, inputs.splits_read):
                 message = "%s has changed since this run was trained; scores before and after are not comparable"
                 _log.warning(message, name)
-        origin = run or (request.start and lookup.find_run_containing(Path(request.start)))
+        origin = run or (request.start_checkpoint and lookup.find_run_containing(Path(request.start_checkpoint)))
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None
         if total and previous_total not in (None, total):
@@ -279,8 +279,8 @@ def execute_plan(
         if run is None:
             run = Run.create(mmf_paths.save_dir, job.name or request.preset)
             lock_fd = stack.enter_context(training_lock(run))
-            if request.start and (progress := read_checkpoint_progress(Path(request.start))):
-                _log.info("run %s starts from %s, update %d", run.id, request.start, progress.update)
+            if request.start_checkpoint and (progress := read_checkpoint_progress(Path(request.start_checkpoint))):
+                _log.info("run %s starts from %s, update %d", run.id, request.start_checkpoint, progress.update)
 
         def run_attempt(attempt: AttemptRequest) -> AttemptOutcome:
             annotations = inputs.write_filtered_annotations(attempt.folder.path / "annotations")

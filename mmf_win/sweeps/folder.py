@@ -34,7 +34,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -46,7 +46,7 @@ from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.locking import file_lock, is_locked
 from mmf_win.paths import ChildPath, portable_name
-from mmf_win.records import optional_fields_of, read_record
+from mmf_win.records import from_stored, optional_fields_of, read_record, stored_as, to_stored
 from mmf_win.runs.folder import (
     PARAMETERS_FILE,
     SPECIFICATION_FILE,
@@ -129,9 +129,9 @@ class Task:
         command: Name of the command that runs or failed.
         message: Reason for the failure.
         slot: Resource that runs the task.
-        starts: Number of times it was started.
+        start_count: Number of times it was started.
         seconds: Total run time.
-        finished: Commands that succeeded; they are not run again.
+        finished_commands: Commands that succeeded; they are not run again.
         runs: Per command, its command line when it was started (``script``) and its mmfw run (``run``). A
             command with the same command line resumes that run.
     """
@@ -145,9 +145,9 @@ class Task:
     command: str | None = None
     message: str | None = None
     slot: str | None = None
-    starts: int = 0
+    start_count: int = field(default=0, metadata=stored_as("starts"))
     seconds: float = 0.0
-    finished: tuple[str, ...] = ()
+    finished_commands: tuple[str, ...] = field(default=(), metadata=stored_as("finished"))
     runs: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @cached_property
@@ -158,7 +158,7 @@ class Task:
     @property
     def remaining_commands(self) -> list[str]:
         """Commands that have not succeeded."""
-        return [name for name in self.commands if name not in self.finished]
+        return [name for name in self.commands if name not in self.finished_commands]
 
     def with_planned_commands(self, planned: Task) -> Task:
         """Return a copy with the commands and the order of the planned task."""
@@ -169,9 +169,9 @@ class Task:
 
     def with_commands_reset(self, commands: Collection[str]) -> Task:
         """Return a copy in which these commands have not run."""
-        finished = tuple(name for name in self.finished if name not in commands)
+        finished = tuple(name for name in self.finished_commands if name not in commands)
         runs = {name: run for name, run in self.runs.items() if name not in commands}
-        return replace(self, state="queued", finished=finished, runs=runs)
+        return replace(self, state="queued", finished_commands=finished, runs=runs)
 
     def with_unique_name(self) -> Task:
         """Return a copy whose name ends in a hash of its values, so that the folder name is unique."""
@@ -199,9 +199,9 @@ class Task:
 
     def save(self, folder: TaskFolder) -> None:
         """Write ``stat`` and the record: everything except the contents of ``param``."""
-        states = {self.command: self.state} | dict.fromkeys(self.finished, "finished")
+        states = {self.command: self.state} | dict.fromkeys(self.finished_commands, "finished")
         write_yaml(folder.stat, {name: states.get(name, "queued") for name in self.commands})
-        record = {name: value for name, value in asdict(self).items() if name not in _PARAM_FIELDS}
+        record = {name: value for name, value in to_stored(self).items() if name not in _PARAM_FIELDS}
         write_json(folder.record_file, record)
 
 
@@ -312,7 +312,7 @@ def load_task(folder: TaskFolder) -> Task | None:
         record |= {"state": "queued", "slot": None, "message": message}
     values = {name: value for name, value in param.items() if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)}
     record |= {name: tuple(record.get(name, ())) for name in ("commands", "finished")}
-    return Task(**{**record, "name": folder.path.name, "values": values})
+    return from_stored(record, Task, name=folder.path.name, values=values)
 
 
 def _read_record(folder: TaskFolder) -> dict[str, Any]:

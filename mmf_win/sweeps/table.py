@@ -79,7 +79,7 @@ def build_table(folder: SweepFolder, *, metric: str | None = None, baseline: Seq
     default_metric = search.metric if search is not None else "auroc"
     metric = metric or default_metric
     require_validation_metric(metric)
-    done = [task for task in list_tasks(folder) if task.finished and task.state in ("success", "queued")]
+    done = [task for task in list_tasks(folder) if task.finished_commands and task.state in ("success", "queued")]
     differing = find_differing_parameters(done)
     items = ((task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done)
     rows = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(items)]

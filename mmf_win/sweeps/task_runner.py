@@ -163,7 +163,7 @@ class TaskRunner:
             with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path}: the task is running")) as lock_fd:
                 current = load_task(folder) or task
                 if task.matches(current):
-                    if current.starts > task.starts and current.state in ("failed", "pruned"):
+                    if current.start_count > task.start_count and current.state in ("failed", "pruned"):
                         return current  # another driver was faster
                     planned = current.with_planned_commands(task)
                     return _TaskExecution(self, planned, slot, folder, lock_fd, on_update, get_signals).run()
@@ -191,8 +191,8 @@ class _TaskExecution:
         if not remaining:
             return replace(self.task, state="success")
         start_time = time.monotonic()
-        resource, starts = self.slot.resource, self.task.starts + 1
-        self.task = replace(self.task, state="running", command=None, message=None, slot=resource, starts=starts)
+        task = replace(self.task, state="running", command=None, message=None)
+        self.task = replace(task, slot=self.slot.resource, start_count=task.start_count + 1)
         self.on_update(self.task)
         try:
             state, message = self._run_commands(remaining)
@@ -224,7 +224,7 @@ class _TaskExecution:
                 state, message = self._run_command(name, argv)
                 if state != "success":
                     return state, message
-            self._update_task(finished=(*self.task.finished, name))
+            self._update_task(finished_commands=(*self.task.finished_commands, name))
         return "success", None
 
     def _run_command(self, name: str, argv: Sequence[str]) -> tuple[TaskState, str | None]:

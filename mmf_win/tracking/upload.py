@@ -20,7 +20,7 @@ from mmf_win.files import link_or_copy, read_json, remove_tree, write_bytes, wri
 from mmf_win.locking import file_lock
 from mmf_win.protocol import Event, EventReader
 from mmf_win.protocol.metrics import is_number, series_values
-from mmf_win.records import read_record
+from mmf_win.records import read_record, to_stored
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
 from mmf_win.runs.request import format_override_value
@@ -319,8 +319,8 @@ class Uploader:
 
     def _run_params(self) -> dict[str, str]:
         """Return the run's settings and start parameters as text, with secrets masked."""
-        request = self._request
-        params = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
+        request, stored_request = self._request, to_stored(self._request)
+        params = {name: stored_request[name] for name in ("preset", "model", "mmf", "init", "start")}
         params |= {f"split.{slot}": split for slot, split in request.splits.items()}
         params |= {key: value for key, value in iter_leaves(request.settings) if key}
         params |= {name: self._start_event[name] for name in _START_FIELDS if name in self._start_event}

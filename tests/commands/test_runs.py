@@ -153,7 +153,7 @@ def test_unreadable_run_is_listed_with_the_reason(mmfw: MmfwRunner, save: Path) 
 
 def test_list_shows_test_scores_and_differing_settings(mmfw: MmfwRunner, user_dir: Path) -> None:
     same = "training.fp16=True"
-    first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
+    first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf_version="1.0.0")
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
     for update, seed in ((0, 3), (10, 8)):
         EventLog(first.events, "1").write("train_started", update=update, seed=seed)

@@ -169,7 +169,7 @@ def test_debug_runs_only_the_first_task_and_shows_its_output(sweep: Sweep) -> No
     sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
     sweep.run("--debug")  # the task runs again although it has finished
-    assert [task.starts for task in load_tasks_by_name(sweep.output).values()] == [2, 0]
+    assert [task.start_count for task in load_tasks_by_name(sweep.output).values()] == [2, 0]
 
 
 def test_sample_and_title_select_tasks(sweep: Sweep) -> None:
@@ -253,9 +253,8 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     assert [line["r.json:x"] for line in sweep.json("table", sweep.output)] == [1.0, 2.0, 3.0]
     sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
     sweep.run("-t", "x", "--force")
-    assert {task.values["a"]: task.starts for task in load_started_tasks(SweepFolder(sweep.output))} == dict.fromkeys(
-        (1, 2, 3, 7), 1
-    )
+    tasks = load_started_tasks(SweepFolder(sweep.output))
+    assert {task.values["a"]: task.start_count for task in tasks} == dict.fromkeys((1, 2, 3, 7), 1)
     sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
     sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
@@ -331,7 +330,7 @@ def test_total_bar_counts_tasks_left_by_another_driver(sweep: Sweep, monkeypatch
     bars = []
     with ExitStack() as other_driver:
         other_driver.enter_context(file_lock(folder.lock))
-        replace(load_tasks_by_name(sweep.output)["A_1"], state="running", finished=()).save(folder)
+        replace(load_tasks_by_name(sweep.output)["A_1"], state="running", finished_commands=()).save(folder)
 
         class Bar(Progress):
             def __enter__(self) -> Bar:
@@ -380,7 +379,7 @@ def test_task_without_its_state_is_not_run_again(sweep: Sweep) -> None:
     lost.unlink()
     assert str(lost) in sweep.run(code=3) and len([*lost.parent.glob("log.*")]) == 1
     sweep.run("--force")
-    assert {task.starts for task in load_tasks_by_name(sweep.output).values()} == {1, 2}
+    assert {task.start_count for task in load_tasks_by_name(sweep.output).values()} == {1, 2}
 
 
 def test_search_without_optuna_names_the_package(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import sys
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from mmf_win.errors import DatasetError, InUseError
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import MmfPaths
+from mmf_win.records import to_stored
 from mmf_win.unpacking.staging import open_staging
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.memes import (
@@ -63,8 +63,8 @@ def test_conversion_returns_counts_and_does_not_change_the_archive(archive: Path
     }
     assert result.shared_ids == {"dev_seen & dev_unseen": 2}
     assert (result.images, result.extra_images, result.already_done) == (16, 0, False)
-    assert (result.known, len(result.sha256 or "")) == (False, 64)
-    remembered = Manifest(mmf_paths.dataset.root, {}, result={"target": "once recorded", **asdict(result)})
+    assert (result.is_published, len(result.sha256 or "")) == (False, 64)
+    remembered = Manifest(mmf_paths.dataset.root, {}, result={"target": "once recorded", **to_stored(result)})
     assert ConversionResult.from_manifest(remembered) == result
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
 
@@ -105,7 +105,7 @@ def test_folder_is_converted(user_dir: Path, mmf_paths: MmfPaths) -> None:
     write_tree(dataset_files(), user_dir / "unpacked")
     result = convert(user_dir / "unpacked", mmf_paths)
     assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
-    assert (result.sha256, result.known) == (None, None)
+    assert (result.sha256, result.is_published) == (None, None)
     manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None and manifest.hash_origin == "recorded"
     assert convert(user_dir / "unpacked", mmf_paths).already_done

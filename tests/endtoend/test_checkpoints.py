@@ -115,7 +115,8 @@ def test_run_started_from_the_checkpoint_of_another_run_has_its_own_best(tool: T
     old_run = tool.train(tool.write_preset("vilbert"), "--updates", "3", *NO_LEARNING)
     start = str(old_run.checkpoints / "current.ckpt")
     new_run = tool.train("--resume", start, "--updates", "5")
-    assert new_run.path != old_run.path and new_run.request().start == start and start_updates(new_run) == [3]
+    assert new_run.path != old_run.path and new_run.request().start_checkpoint == start
+    assert start_updates(new_run) == [3]
     assert f"starts from {start}, update 3" in tool.errors
     assert "update 4: validation AUROC" in tool.errors and tool.errors.count("(best)") == 1
     assert read_progress(new_run, "best.ckpt").update == 4

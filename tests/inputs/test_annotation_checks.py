@@ -51,16 +51,16 @@ def test_unbalanced_labels_are_a_warning_and_a_single_label_is_an_error(
     train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
     train_result, val_result = find_results(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
     assert train_result.verdict == verdict
-    assert train_result.text == f"train: {share} % of {len(labels)} memes are hateful"
-    assert bool(train_result.advice) == (verdict != "ok")
+    assert train_result.message == f"train: {share} % of {len(labels)} memes are hateful"
+    assert bool(train_result.hint) == (verdict != "ok")
     assert val_result == CheckResult("ok", "balance", "dev: 50 % of 2 memes are hateful")
 
 
 def test_validation_with_a_single_label_is_an_error(mmf_paths: MmfPaths, tmp_path: Path) -> None:
     results = find_results(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
     (result,) = results["validation"]
-    assert result.verdict == "error" and "no AUROC and no best.ckpt" in result.text
-    assert "annotations.val[0]=FILE" in str(result.advice)
+    assert result.verdict == "error" and "no AUROC and no best.ckpt" in result.message
+    assert "annotations.val[0]=FILE" in str(result.hint)
     both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
     checks = {result.check for result in check_annotations(mmf_paths.dataset, config)}
@@ -88,7 +88,7 @@ def test_shared_texts_images_and_published_shared_memes_are_accepted(mmf_paths: 
     assert result.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
     both = {"train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"], "val": "annotations/dev_unseen.jsonl"}
     config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
-    leaks = [result.text for result in check_annotations(mmf_paths.dataset, config) if result.check == "splits"]
+    leaks = [result.message for result in check_annotations(mmf_paths.dataset, config) if result.check == "splits"]
     assert leaks == ["memes in both dev_seen and dev_unseen: 2 (5, 6)"], (
         "an overlap must be reported if one of the splits is trained on"
     )
@@ -107,7 +107,7 @@ def test_only_relevant_splits_are_compared(mmf_paths: MmfPaths, tmp_path: Path) 
 
     def list_texts(train: str, val: object) -> list[str]:
         config = {"data_dir": str(mmf_paths.dataset.root), "annotations": {"train": train, "val": str(val)}}
-        return [result.text for result in check_annotations(mmf_paths.dataset, config)]
+        return [result.message for result in check_annotations(mmf_paths.dataset, config)]
 
     *balance, no_leak = list_texts("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
@@ -128,7 +128,7 @@ def test_shared_memes_are_found_by_image_hash_or_else_by_image_name(mmf_paths: M
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
     (warning,) = find_results(mmf_paths, tmp_path / "memes", **splits)["splits"]
     assert warning == CheckResult(
-        "warning", "splits", "memes in both train and test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
+        "warning", "splits", "memes in both train and test_seen: 1 (1 = 20)", warning.hint, ["1 = 20"]
     )
     config = {
         "data_dir": str(mmf_paths.dataset.root),

@@ -47,7 +47,7 @@ def build_entries(runs: list[Any]) -> list[Any]:
 
 def test_mean_and_deviation_of_a_preset_are_computed_over_its_seeds(world: ReportWorld) -> None:
     runs = [world.add_predicted_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
-    other = world.add_predicted_run("visual_bert", preset="visual_bert", published={})
+    other = world.add_predicted_run("visual_bert", preset="visual_bert", published_scores={})
     first, second = comparison.group_runs(build_entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
     page = visible_text(pages.write_comparison_page([*runs, other], world.save))
@@ -69,8 +69,8 @@ DIFFERENT_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "overrides": ({"overrides": [SAME, "optimizer.params.lr=1e-3"]}, ", optimizer.params.lr=0.001"),
     "settings": ({"settings": {"optimizer": {"params": {"lr": 1e-3}}}}, ", optimizer.params.lr=0.001"),
     "batch size": ({"batch_size": 8}, ", training.batch_size=8"),
-    "start": ({"start": "elsewhere/current.ckpt"}, ", start=elsewhere/current.ckpt"),
-    "init": ({"init": "mmbt.hateful_memes.images"}, ", init=mmbt.hateful_memes.images"),
+    "start": ({"start_checkpoint": "elsewhere/current.ckpt"}, ", start=elsewhere/current.ckpt"),
+    "init": ({"init_weights": "mmbt.hateful_memes.images"}, ", init=mmbt.hateful_memes.images"),
     "published weights": ({"published_weights": "mmbt.images", "seed": None}, ", published weights"),
     "the same seed": ({"seed": 1}, " (mmbt_grid/2026-01-03T00-00-00)"),
 }
@@ -247,7 +247,7 @@ def test_comparison_with_itself_or_without_predictions_is_an_error(world: Report
         pages.write_comparison_page([run, other], world.save, split="dev_seen")
 
 
-@pytest.mark.parametrize("preset_fields", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
+@pytest.mark.parametrize("preset_fields", [{}, {"published_scores": {}}], ids=["a preset of the paper", "another"])
 def test_published_score_is_not_shown_for_another_split(world: ReportWorld, preset_fields: dict[str, Any]) -> None:
     world.dataset.annotation_file("test_unseen").write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     runs = [world.add_predicted_run(name, split="test_unseen", **preset_fields) for name in ("a", "b")]

@@ -205,7 +205,8 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label
 
 
 def test_page_of_a_run_without_predictions_shows_its_curves(world: ReportWorld) -> None:
-    page = pages.write_run_page(world.add_run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
+    run = world.add_run(seed=None, start_checkpoint="other/best.ckpt")
+    page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert "This run has no predictions yet" in page
     assert 'id="loss"' in page and "Do not publish" not in page
     assert "Seed 4000, random" in visible_text(page) and "Started from other/best.ckpt" in visible_text(page)

@@ -134,7 +134,8 @@ def test_user_datasets_have_no_published_scores(user_dir: Path) -> None:
         mmf_paths = MmfPaths.resolve(user_dir / f"data {name}")
         convert(memes.write_tree(files, user_dir / name), mmf_paths)
         preset = presets.load_preset("mmbt_grid")
-        has_scores[name] = presets.build_request(preset, {"val": "dev"}, mmf_paths).published == preset.published
+        request = presets.build_request(preset, {"val": "dev"}, mmf_paths)
+        has_scores[name] = request.published_scores == preset.published
     assert has_scores == {"own": False, "released": True, "first": True}
 
 

@@ -116,7 +116,7 @@ def test_precision_override_replaces_that_of_run(tmp_path: Path, mmf_paths: MmfP
     root = write_minimal_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     mmf, run_request = (
         MmfInstall(root, "1.0.0rc12", "path"),
-        make_run_request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
+        make_run_request(model="mmbt", precision="bf16", mmf_version="1.0.0rc12"),
     )
     for override, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
         options = CommandOptions(overrides=[override])

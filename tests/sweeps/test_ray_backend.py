@@ -177,7 +177,7 @@ def is_running(pid_file: Path) -> bool:
 def test_each_task_runs_once_on_separate_gpus(cluster: Any, working_dir: Path) -> None:
     assert run_sweep([1, 2], "meet") == 0
     assert sorted(read_gpus("meet", [1, 2])) == [["0"], ["1"]]
-    assert [(task.state, task.starts) for task in load_tasks()] == [("success", 1)] * 2
+    assert [(task.state, task.start_count) for task in load_tasks()] == [("success", 1)] * 2
     assert not list(working_dir.rglob(".ray-*"))
 
 
@@ -186,8 +186,8 @@ def test_tasks_of_a_lost_node_run_on_another(cluster: Any, working_dir: Path) ->
     with node(cluster, *options), node(cluster, *options):
         assert run_sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
     ended = load_tasks()
-    assert [(task.state, sorted(task.finished)) for task in ended] == [("success", ["lose", "save"])] * 3
-    assert [task.starts for task in ended] == [2, 1, 1]
+    assert [(task.state, sorted(task.finished_commands)) for task in ended] == [("success", ["lose", "save"])] * 3
+    assert [task.start_count for task in ended] == [2, 1, 1]
     assert [len(times) for times in read_gpus("save", [1, 2, 3])] == [1, 1, 1]
     assert [len(times) for times in read_gpus("lose", [1, 2, 3])] == [2, 1, 1]
 

@@ -83,7 +83,7 @@ def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
     assert load_task(sweep.task_folder("A_1")) == replace(failed, commands=("train", "test"))
     current = _load_tasks(sweep)[0]
-    assert (current.state, current.remaining_commands, current.starts) == ("failed", ["test"], 1)
+    assert (current.state, current.remaining_commands, current.start_count) == ("failed", ["test"], 1)
     assert _run(sweep, first)[0] == failed  # a driver that started before the failure does not run it again
     assert _run(sweep, current)[0].state == "success"
     assert len([*sweep.task_folder("A_1").path.glob("log.train.*")]) == 1
@@ -100,7 +100,7 @@ def test_finished_commands_can_be_reset(sweep: SweepFolder) -> None:
         _load_tasks(sweep)[0].with_commands_reset(commands).reset_record(sweep.task_folder("A_1"), UsageError("busy"))
         assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].remaining_commands) == ("queued", remaining)
         _run(sweep, _load_tasks(sweep)[0])
-    assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].starts) == ("success", 3)
+    assert (_load_tasks(sweep)[0].state, _load_tasks(sweep)[0].start_count) == ("success", 3)
     _load_tasks(sweep)[1].with_commands_reset(["train"]).reset_record(sweep.task_folder("A_2"), UsageError("busy"))
     assert not sweep.task_folder("A_2").path.exists()
 
@@ -164,7 +164,7 @@ def test_task_of_a_dead_driver_is_locked_until_its_processes_end(sweep: SweepFol
         assert _load_tasks(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
     current = _load_tasks(sweep)[0]
-    assert (current.state, current.starts) == ("queued", 1) and "died" in str(current.message)
+    assert (current.state, current.start_count) == ("queued", 1) and "died" in str(current.message)
     assert _run(sweep, task)[0].state == "success"
 
 
@@ -249,7 +249,7 @@ def test_record_of_an_earlier_version_without_commands_is_read(sweep: SweepFolde
     write_yaml(folder.stat, {"train": "finished", "test": "failed"})
     write_json(folder.record_file, {"state": "failed", "starts": 2})
     loaded, *_ = _load_tasks(sweep)
-    assert (loaded.name, loaded.state, loaded.remaining_commands, loaded.starts) == (
+    assert (loaded.name, loaded.state, loaded.remaining_commands, loaded.start_count) == (
         task.name,
         "failed",
         ["test"],

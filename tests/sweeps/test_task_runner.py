@@ -37,7 +37,7 @@ def finished_run(user_dir: Path) -> dict[str, str]:
 
 def test_training_that_finished_without_a_driver_is_done(user_dir: Path, finished_run: dict[str, str]) -> None:
     after = _run(user_dir, {"one": finished_run})
-    assert (after.state, after.finished) == ("success", ("one",))
+    assert (after.state, after.finished_commands) == ("success", ("one",))
 
 
 @pytest.mark.parametrize("owner", ["another command", "other arguments", "a folder outside"])

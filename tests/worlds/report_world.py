@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
+from mmf_win.records import to_stored
 from mmf_win.runs.folder import Run
 from tests.worlds import run_requests
 from tests.worlds.tools import requires_package
@@ -58,7 +59,12 @@ class ReportWorld:
         run.reports.mkdir(parents=True)
         splits = {"train": "train", "val": "dev_unseen", "test": SPLIT}
         values = {"preset": "mmbt_grid", "model": "mmbt", "config": None, "splits": splits, "seed": 1}
-        values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED_SCORES, "created": START_TIME}
+        values |= {
+            "data_dir": str(self.data),
+            "mmf_version": "1.0.0rc10",
+            "published_scores": PUBLISHED_SCORES,
+            "created": START_TIME,
+        }
         request = run_requests.make_run_request(**{**values, **changes})
         run.save_request(request)
         started = {
@@ -184,6 +190,6 @@ def record_excluded_memes(world: ReportWorld, count: int) -> None:
     content = world.dataset.annotation_file(SPLIT).read_bytes()
     rows = len(content.splitlines())
     files = {f"annotations/{SPLIT}.jsonl": ManifestEntry(sha256(content).hexdigest(), len(content))}
-    summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
+    summary = to_stored(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
     source = ManifestSource("memes.zip", 1, 1, "")
     Manifest(world.dataset.root, files, "archive", source, {"splits": {SPLIT: summary}}).save()

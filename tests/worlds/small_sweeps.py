@@ -103,6 +103,6 @@ def write_ended_task(sweep: SweepFolder, task: Task, state: TaskState = "success
     folder = sweep.task_folder(task.name)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_yaml(folder.param, {**task.values, "_name": task.name})
-    ended_task = replace(task, state=state, finished=task.commands if state == "success" else ())
-    replace(ended_task, starts=task.starts + 1).save(folder)
+    ended_task = replace(task, state=state, finished_commands=task.commands if state == "success" else ())
+    replace(ended_task, start_count=task.start_count + 1).save(folder)
     return ended_task

@@ -108,7 +108,7 @@ def build_comparison_context(
     # By group, or by run if there is only one group.
     colours = dict(zip(colour_names, cycle(plots.SERIES_ROLES)))
     roles = [colours.get(e.run_record.summary.id) or colours[group_of[e.run_record.run]] for e in shown]
-    published = {group.name: group.entries[0].run_record.request.published for group in groups}
+    published = {group.name: group.entries[0].run_record.request.published_scores for group in groups}
     varied = [(settings[e.run_record.run], e.best_auroc) for e in entries if e.run_record.run in settings]
     papers = {name: split and find_published_score(scores, split, "auroc") for name, scores in published.items()}
     return {
@@ -118,7 +118,7 @@ def build_comparison_context(
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
         "missing_reason": missing_score_reason(split)
-        if split and any(e.run_record.request.published for e in entries)
+        if split and any(e.run_record.request.published_scores for e in entries)
         else None,
         "contrasts": compare_aurocs(compared),
         "best": _MAX_SHOWN_RUNS,

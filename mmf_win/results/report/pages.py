@@ -100,7 +100,7 @@ def write_run_page(
         "training": plots.draw_training(curves),
         "resources": plots.draw_resources(curves),
         "facts": _list_run_facts(run_record, curves, scored),
-        **_build_prediction_context(scored, request.published, dataset, images),
+        **_build_prediction_context(scored, request.published_scores, dataset, images),
     }
     default_output = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
     return write_page("run.html", output or default_output, context)
@@ -306,9 +306,9 @@ def _list_training_facts(request: RunRequest, summary: RunSummary, curves: Train
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     seed_note = ", random" if request.training_number("seed") is None else ""
     facts = [
-        Fact("MMF", request.mmf or "unknown"),
+        Fact("MMF", request.mmf_version or "unknown"),
         *_list_version_facts(curves.versions),
-        *([Fact("Started from", request.start, "")] if request.start else []),
+        *([Fact("Started from", request.start_checkpoint, "")] if request.start_checkpoint else []),
         Fact("Started", format_local_time(summary.started)),
         Fact("Training time", format_duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from mmf_win.errors import UsageError
 from mmf_win.machine import available_cpus
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.data_wait import DataWaitStats
+from mmf_win.records import to_stored
 
 #: A class, the name of a method, and the phase of its calls.
 TimedMethod: TypeAlias = tuple[Any, str, str]
@@ -102,13 +102,13 @@ class PhaseTimer:
             torch.cuda.synchronize()
             wait_seconds = sum(begin.elapsed_time(end) for begin, end in self._gpu_waits) / 1000 / updates
         return DataWaitStats(
-            waited=wait_seconds,
-            update=sum(self.seconds.values()) / updates,
+            wait_s=wait_seconds,
+            update_s=sum(self.seconds.values()) / updates,
             workers=workers,
             threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
             processors=max(1, available_cpus() // world_size),
-            making=load_seconds,
-            cpu=None if workers else self.data_cpu_seconds / updates,
+            batch_s=load_seconds,
+            batch_cpu_s=None if workers else self.data_cpu_seconds / updates,
         )
 
     def _read_clocks(self) -> tuple[float, float, Any]:
@@ -182,7 +182,7 @@ class Profiler(DataWaitProfiler):
         """Count an update."""
         if (waiting := super().on_update_end()) is not None:
             phase_seconds = {phase: seconds / self._measured_updates for phase, seconds in self._timer.seconds.items()}
-            self._results = {"waiting": asdict(waiting), "spent": phase_seconds}
+            self._results = {"waiting": to_stored(waiting), "spent": phase_seconds}
             self._timer.waits_for_gpu = False  # the trace shows the GPU as in ordinary training
         self._torch_profiler.step()
 

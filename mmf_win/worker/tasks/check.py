@@ -7,7 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from mmf_win.console import summarize_list
 from mmf_win.protocol.check_result import CheckResult, Verdict
+from mmf_win.records import to_stored
 from mmf_win.worker.hooks import batch_splitting
 from mmf_win.worker.hooks.first_loss import describe_odd_loss, has_fresh_head, total_loss
 from mmf_win.worker.hooks.observer import Observer
@@ -113,7 +114,7 @@ def run_checks(observer: Observer, trainer: Any, limit: int) -> NoReturn:
             results = [context.make_result("error", text, advice)]
         seconds = round(time.monotonic() - started, 2)
         for result in results:
-            observer.write_event("checked", **asdict(replace(result, check=name, seconds=seconds)))
+            observer.write_event("checked", **to_stored(replace(result, check=name, seconds=seconds)))
         if has_failed:
             break
         observer.heartbeat()

@@ -50,8 +50,8 @@ def test_data_wait_is_measured_once_after_the_warm_up(monkeypatch: pytest.Monkey
     assert [update for update, waiting in enumerate(results, start=1) if waiting] == [25]
     waiting = results[24]
     assert isinstance(waiting, DataWaitStats)
-    assert (waiting.waited, waiting.update, waiting.workers) == (3.0, 4.0, workers)
-    assert waiting.cpu == (None if workers else 0.75)
+    assert (waiting.wait_s, waiting.update_s, waiting.workers) == (3.0, 4.0, workers)
+    assert waiting.batch_cpu_s == (None if workers else 0.75)
 
 
 @pytest.mark.parametrize(("validations", "seconds"), [([5.0], 5.0), ([5.0, 1.0, 3.0], 2.0)])
@@ -68,7 +68,7 @@ def test_first_validation_only_counts_if_it_is_the_only_one(
     assert profiler.finish()["validation"] == seconds
 
 
-LONG_WAIT = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
+LONG_WAIT = DataWaitStats(wait_s=0.6, update_s=1.0, workers=0, threads=1, processors=8, batch_s=0.6, batch_cpu_s=0.6)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ LONG_WAIT = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processo
         (LONG_WAIT, 1, {}, ", less once all images are decoded"),
         (LONG_WAIT, 2, {"micro_batch": 4}, ""),
         (LONG_WAIT, 2, {"workers": 1}, None),  # more workers had run out of memory
-        (replace(LONG_WAIT, waited=0.1), 2, {}, None),
+        (replace(LONG_WAIT, wait_s=0.1), 2, {}, None),
         (replace(LONG_WAIT, processors=1), 2, {}, None),
     ],
 )
@@ -128,7 +128,7 @@ def test_gpu_wait_excludes_validation_and_warm_up(monkeypatch: pytest.MonkeyPatc
         with timer.time_phase("validation"):
             load(4.0)
         waiting = profiler.on_update_end()
-    assert waiting is not None and waiting.waited == 2.0
+    assert waiting is not None and waiting.wait_s == 2.0
     assert not timer.measures_gpu_waits, "the measurement must end"
 
 
