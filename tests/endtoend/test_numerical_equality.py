@@ -30,10 +30,10 @@ compat.install(Path(request.mmf_root), compat.REQUIRED_PATCHES)
 from mmf.common.registry import Registry
 original_register = Registry.register
 losses = []
-def register_and_record_loss(cls, name, value):
+def register_and_record_loss(cls, name, obj):
     if name == "train/total_loss":
-        losses.append(float(value))
-    return original_register(name, value)
+        losses.append(float(obj))
+    return original_register(name, obj)
 Registry.register = classmethod(register_and_record_loss)
 from mmf_cli.run import run
 run(entry.write_mmf_options(request))
