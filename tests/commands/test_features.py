@@ -177,7 +177,13 @@ def test_repair_does_not_download_files_that_were_never_there(feature_zoo: Featu
 def test_newest_run_with_unknown_overrides_is_named_with_a_hint(feature_zoo: FeatureZoo, mmfw: MmfwRunner) -> None:
     run = Run.create(feature_zoo.mmf_paths.save_dir, "other")
     data = str(feature_zoo.mmf_paths.data_dir)
-    run_request = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": RUN_SPLITS, "data_dir": data}
+    run_request = {
+        "model": "mmbt",
+        "preset": "other",
+        "mmf_version": "1.0.0rc12",
+        "splits": RUN_SPLITS,
+        "data_dir": data,
+    }
     run.save_request(make_run_request(overrides=["training.fp16=True"], **run_request))
     folder_options = ["--data-dir", data, "--save-dir", feature_zoo.mmf_paths.save_dir]
     mmfw("features", "status", *folder_options, code=2)

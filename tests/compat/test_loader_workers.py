@@ -74,7 +74,7 @@ for behaviour in sys.argv[1:]:
 _REPORTS = {
     "SIGKILL": r"host_oom: .* killed \(signal: Killed\); None",
     "SIGBUS": r"host_oom: .* killed \(signal: Bus error\); None",
-    "SIGSEGV": r"killed: .* killed \(signal: Segmentation fault\); set training\.num_workers=0 ",
+    "SIGSEGV": r"killed: .* killed \(signal: Segmentation fault\); set `training\.num_workers=0` ",
     "exits": r"internal: .*DataLoader worker \(pid",
     "no handle for shared memory": r"disk: .*Too many open files.*num_workers",
     "no handle for sending": r"disk: .*Too many open files.*num_workers",
