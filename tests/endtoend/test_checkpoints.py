@@ -109,7 +109,7 @@ def test_run_that_stopped_early_names_its_update_and_resumes_only_as_hinted(tool
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     # MMF adds the patience to a number, and fails with null.
     assert tool.run_for_exit_code("train", "--resume", "last", "--dry-run", "training.early_stop.patience=null") == 2
-    assert tool("train", "--resume", "last", hint.split()[-1], "--updates", "8")["updates"] == 8
+    assert tool("train", "--resume", "last", hint.split()[-1].strip("`"), "--updates", "8")["updates"] == 8
     assert start_updates(tool.get_run(result)) == [0, 6]
 
 
