@@ -97,8 +97,12 @@ class Observer:
             self._next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
             self.write_event("alive")
 
+    def defer_stop(self) -> None:
+        """Save before stopping from now on, because there is an update to save."""
+        self._stop.defer_stop()
+
     def on_update_end(self) -> None:
-        """Save and stop if requested; from now on there is something to save."""
+        """Save and stop if requested."""
         self._stop.defer_stop()
         if any_rank(self._stop.has_noticed_request):  # otherwise, other ranks would wait for gradients
             self._save_and_stop()

@@ -116,6 +116,7 @@ class TrainingSession:
         Args:
             scalars: The values that MMF logs at this update, such as ``train/total_loss``.
         """
+        self._observer.defer_stop()  # an update that is reported must not be lost
         now, trainer = time.monotonic(), self._trainer
         done = trainer.num_updates - self._last_logged_update
         self._observer.write_event(

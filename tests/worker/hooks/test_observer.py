@@ -33,7 +33,7 @@ def start_session(folder: Path, monkeypatch: pytest.MonkeyPatch, *, start: int, 
     trainer: Any = SimpleNamespace(
         num_updates=start,
         device=torch.device("cpu"),
-        model=SimpleNamespace(parameters=list),
+        model=SimpleNamespace(parameters=list, named_parameters=list),
         config=SimpleNamespace(training=settings),
     )
     micro: Any = SimpleNamespace(batch_size=1, rows=1, is_known_fit=False, fit_key="", search=None)
@@ -54,6 +54,18 @@ def test_one_update_or_a_complete_checkpoint_is_enough(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, start: int, checkpoint: str | None
 ) -> None:
     start_session(user_dir, monkeypatch, start=start, checkpoint=checkpoint).require_update()
+
+
+def test_stop_waits_before_an_update_is_reported(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first update could be in the events, but in no checkpoint."""
+    training = start_session(user_dir, monkeypatch, start=0)
+    vars(training._trainer).update(
+        current_epoch=1, max_updates=4, optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    )
+    observer, deferred = training._observer, []
+    monkeypatch.setattr(observer, "write_event", lambda kind, **_: deferred.append((kind, observer._stop._is_deferred)))
+    training.on_log({"train/total_loss": 0.5})
+    assert deferred == [("train", True)]
 
 
 def log_training(curves: Any, first: int, last: int, loss: float) -> None:
