@@ -77,7 +77,8 @@ def _to_stored_value(value: Any) -> Any:
 def from_stored(values: object, kind: type[T], /, **converted: Any) -> T:
     """Create a dataclass from values by stored key, the reverse of :func:`to_stored`.
 
-    Types are checked, and unknown keys are skipped.
+    Types are checked, and unknown keys are skipped. Dataclasses in it are converted if they are fields or values
+    of dictionaries; other types must not contain a dataclass with stored keys.
 
     Args:
         values: The values from a file.

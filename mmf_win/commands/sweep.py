@@ -291,7 +291,8 @@ def table(
 def _print_table(rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False) -> None:
     """Print the table of a sweep, which has at least one row."""
     if table_format in ("csv", "tsv"):
-        records = [flatten_row(r, with_comparison=with_comparison) | {"tasks": " ".join(r.task_ids)} for r in rows]
+        flat_rows = [flatten_row(row, with_comparison=with_comparison) for row in rows]
+        records = [flat | {"tasks": " ".join(row.task_ids)} for flat, row in zip(flat_rows, rows, strict=True)]
         names = list(dict.fromkeys(name for record in records for name in record))
         print_csv(names, records, "," if table_format == "csv" else "\t")
         return

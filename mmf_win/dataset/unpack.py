@@ -88,7 +88,7 @@ def unpack_dataset(
         targets = {member: f"images/{image}" for image, member in images.items()}
         if converted_files is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted_files}
-        targets = {m: name for m, name in targets.items() if selected_files is None or name in selected_files}
+        targets = {member: name for member, name in targets.items() if selected_files is None or name in selected_files}
         files = extract_to_staging(holder, targets.get, staging, "Converting", digest if holder is archive else None)
     if converted_files is None:
         flaws = _drop_unusable_images(images, files, staging)

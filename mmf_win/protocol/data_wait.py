@@ -69,11 +69,11 @@ class DataWaitStats:
         spare = max(self.processors - self.threads, shared)
         max_workers = self.processors if self.is_io_bound else spare
         computing = self.update_s - self.wait_s
-        making = self.batch_s if not self.workers else self.workers * self.update_s
-        batch_cpu_s = making if self.batch_cpu_s is None else self.batch_cpu_s
+        batch_s = self.workers * self.update_s if self.workers else self.batch_s
+        batch_cpu_s = batch_s if self.batch_cpu_s is None else self.batch_cpu_s
         work = batch_cpu_s + computing * min(self.threads, self.processors)
         expected = {
-            count: max(computing, making / count, work / self.processors)
+            count: max(computing, batch_s / count, work / self.processors)
             for count in range(self.workers + 1, max_workers + 1)
         }
         best = min(expected.values(), default=self.update_s)

@@ -279,11 +279,11 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
         raise UsageError(f"no preset, file or sweep named {source}", hint=hint)
     preset = presets.load_preset(source)
     _, overrides = split_arguments(options.arguments[1:], max_names=0)
-    words = ["--updates", str(options.updates)] if options.updates else []
-    words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
+    train_options = ["--updates", str(options.updates)] if options.updates else []
+    train_options += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
+    train_options += options.track_arguments
     folder = SweepFolder(options.output or save_dir / SWEEPS_DIR / preset.name)
-    words += options.track_arguments
-    text = grid.preset_specification_text(preset.file or preset.name, options.seeds, overrides, words)
+    text = grid.preset_specification_text(preset.file or preset.name, options.seeds, overrides, train_options)
     spec, text = join_specifications(text, folder)
     # One error now instead of one per task.
     for combination in [] if options.failed else _vary_one_at_a_time(overrides):

@@ -97,13 +97,12 @@ def apply_overrides(config: Any, overrides: Sequence[str], *, version: str, has_
             current = _current_value(plain, key, version, may_be_new=may_be_new)
             if "None" in (value if isinstance(value, list) else [value]):
                 null = re.sub(r"\bNone\b", "null", text)
-                raise UsageError(f"{override}: None is read as text", hint=f"write `{key}={null}`")
+                raise UsageError(f"{override}: None is read as text", hint=_format_hint(key, null))
             _require_valid_value(key, current, value)
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-            hint = f"write `{format_command(f'{key}={value!r}')}`"
-            raise UsageError(f"{override}: invalid value ({reason})", hint=hint) from None
+            raise UsageError(f"{override}: invalid value ({reason})", hint=_format_hint(key, repr(value))) from None
 
 
 def require_valid_settings(config: Any, settings: Any, version: str, *, has_user_code: bool = False) -> None:
@@ -147,6 +146,11 @@ def _current_value(config: Any, key: str, version: str, *, in_preset: bool = Fal
             raise UsageError(f"{key}: {path} has no keys", hint=f"set {path}=VALUE")
         path += field if field.startswith("[") or not path else f".{field}"
     return node
+
+
+def _format_hint(key: str, value: str) -> str:
+    """Return the hint to set a key to a value, quoted for the shell."""
+    return f"write `{format_command(f'{key}={value}')}`"
 
 
 def _list_item(key: str, list_key: str, field: str, items: Sequence[Any]) -> Any:
@@ -199,12 +203,13 @@ def _require_valid_value(key: str, current: Any, value: Any) -> None:
     if _is_number(current) and not _is_number(value):
         raise UsageError(f"{key}: expected a number, got {value!r}", hint=f"write `{key}=NUMBER`; it is now {current}")
     if key == _BETAS_KEY and not (isinstance(value, list) and len(value) == 2):
-        raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=f"write `{key}=[0.9,0.999]`")
+        betas_hint = _format_hint(key, "[0.9,0.999]")
+        raise UsageError(f"{key}: expected a list of two numbers, got {value!r}", hint=betas_hint)
     for number in value if key == _BETAS_KEY else [value]:
         if allowed and not _is_in_range(number, *allowed):
             minimum, limit, integer = allowed
             is_whole = isinstance(number, float) and number.is_integer() and _is_in_range(int(number), *allowed)
-            hint = f"write {key}={int(number)}" if is_whole else None
+            hint = _format_hint(key, str(int(number))) if is_whole else None
             expected = f"a {'whole ' * integer}number of {minimum} or more"
             upper_limit = f" and below {limit}" * (limit < math.inf)
             raise UsageError(f"{key}: {number!r} is not {expected}{upper_limit}", hint=hint)

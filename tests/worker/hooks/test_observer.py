@@ -32,6 +32,9 @@ def start_session(folder: Path, monkeypatch: pytest.MonkeyPatch, *, start: int, 
     settings = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=start,
+        max_updates=4,
+        current_epoch=1,
+        optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]),
         device=torch.device("cpu"),
         model=SimpleNamespace(parameters=list, named_parameters=list),
         config=SimpleNamespace(training=settings),
@@ -58,14 +61,11 @@ def test_one_update_or_a_complete_checkpoint_is_enough(
 
 def test_stop_waits_before_an_update_is_reported(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the first update could be in the events, but in no checkpoint."""
-    training = start_session(user_dir, monkeypatch, start=0)
-    vars(training._trainer).update(
-        current_epoch=1, max_updates=4, optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    )
-    observer, deferred = training._observer, []
-    monkeypatch.setattr(observer, "write_event", lambda kind, **_: deferred.append((kind, observer._stop._is_deferred)))
-    training.on_log({"train/total_loss": 0.5})
-    assert deferred == [("train", True)]
+    steps: list[str] = []
+    monkeypatch.setattr(StopSignal, "defer_stop", lambda _: steps.append("stop deferred"))
+    monkeypatch.setattr(observing.Observer, "write_event", lambda _, kind, **_values: steps.append(kind))
+    start_session(user_dir, monkeypatch, start=0).on_log({"train/total_loss": 0.5})
+    assert steps[-2:] == ["stop deferred", "train"]
 
 
 def log_training(curves: Any, first: int, last: int, loss: float) -> None:
